@@ -1,0 +1,3 @@
+export * from "./files.ts";
+export * from "./proc.ts";
+export * from "./run.ts";
