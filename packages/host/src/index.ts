@@ -1,3 +1,4 @@
 export * from "./files.ts";
+export * from "./home.ts";
 export * from "./proc.ts";
 export * from "./run.ts";

@@ -1,0 +1,111 @@
+import { randomBytes } from "node:crypto";
+import { readFileSync } from "node:fs";
+import { chmod, link, mkdir, readFile, rm } from "node:fs/promises";
+import { homedir } from "node:os";
+import { join, resolve } from "node:path";
+import { AenvError, errnoOf } from "@aenv/base";
+import { publishFile } from "./files.ts";
+
+/** What one node is called on its host and where it listens; `config.json` of its data folder. */
+export interface NodeConfig {
+  /** 4 hex digits in the name of every host resource of this node, so that several nodes can share a host. */
+  instance: string;
+  /** TCP port of the API and the edge. */
+  port: number;
+  /** Address to listen on. */
+  listen: string;
+  /** Sandboxes are reached as `<port>-<id>.<domain>`; may carry a port. */
+  domain: string;
+}
+
+/** The node's data folder: AENV_HOME, else /var/lib/aenv for root, else the user's data folder. */
+export function aenvHome(env: NodeJS.ProcessEnv = process.env): string {
+  const named = env["AENV_HOME"];
+  if (named) return resolve(named);
+  if (process.getuid?.() === 0) return "/var/lib/aenv";
+  return join(env["XDG_DATA_HOME"] ?? join(homedir(), ".local/share"), "aenv");
+}
+
+/** Where a node keeps its sockets: short, since a Unix socket's path is at most 108 bytes. */
+export const runRoot = (instance: string): string => `/run/aenv-${instance}`;
+
+/** Reads the node's config; undefined where `npm run up` has not made one yet. */
+export async function readNodeConfig(home: string): Promise<NodeConfig | undefined> {
+  const path = join(home, "config.json");
+  let text: string;
+  try {
+    text = await readFile(path, "utf8");
+  } catch (e) {
+    if (errnoOf(e) === "ENOENT") return undefined;
+    throw AenvError.from(e, `read ${path}`);
+  }
+  const c = parseJson(text);
+  const { instance, port, listen, domain } = c;
+  if (
+    typeof instance === "string" &&
+    /^[0-9a-f]{4}$/.test(instance) &&
+    typeof port === "number" &&
+    Number.isInteger(port) &&
+    port >= 0 &&
+    port < 65_536 &&
+    typeof listen === "string" &&
+    typeof domain === "string"
+  )
+    return { instance, port, listen, domain };
+  throw new AenvError("CORRUPT", `${path} is not a valid configuration`, {
+    hint: `Correct the file: it needs "instance" (4 hex digits), "port", "listen" and "domain".`,
+  });
+}
+
+function parseJson(text: string): Record<string, unknown> {
+  try {
+    const value: unknown = JSON.parse(text);
+    return typeof value === "object" && value !== null ? (value as Record<string, unknown>) : {};
+  } catch {
+    return {};
+  }
+}
+
+/** Reads the config, making it at the first call. Two first calls at once agree on one. */
+export async function ensureNodeConfig(
+  home: string,
+  defaults: { port: number; domain?: string; listen?: string },
+): Promise<NodeConfig> {
+  const known = await readNodeConfig(home);
+  if (known) return known;
+  await mkdir(home, { recursive: true });
+  // Guests' disks and memory are below: nobody but root looks in; VMMs pass through to the files their uid may read.
+  await chmod(home, 0o711);
+  const config: NodeConfig = {
+    instance: randomBytes(2).toString("hex"),
+    port: defaults.port,
+    listen: defaults.listen ?? "127.0.0.1",
+    domain: defaults.domain ?? `localhost:${defaults.port}`,
+  };
+  const own = join(home, `config.json.${config.instance}`);
+  await publishFile(own, `${JSON.stringify(config, null, 2)}\n`);
+  try {
+    // link(2) fails when the name exists, so only one of two racers wins.
+    await link(own, join(home, "config.json"));
+  } catch (e) {
+    if (errnoOf(e) !== "EEXIST") throw e;
+  } finally {
+    await rm(own, { force: true });
+  }
+  const agreed = await readNodeConfig(home);
+  if (!agreed) throw new AenvError("CONFLICT", `${home}/config.json vanished while it was made`);
+  return agreed;
+}
+
+/** The running server as it described itself in `server.json`; undefined when there is no such file. */
+export function readServerFile(home: string): { pid: number; startTicks: number; port: number } | undefined {
+  try {
+    const c = parseJson(readFileSync(join(home, "server.json"), "utf8"));
+    const { pid, startTicks, port } = c;
+    if (typeof pid === "number" && typeof startTicks === "number" && typeof port === "number")
+      return { pid, startTicks, port };
+  } catch (e) {
+    if (errnoOf(e) !== "ENOENT") throw e;
+  }
+  return undefined;
+}
