@@ -1,0 +1,74 @@
+import { availableParallelism, totalmem } from "node:os";
+import { type Bytes, bytes } from "@aenv/base";
+import type { CreateTiming } from "./types.ts";
+
+/** Spares of one template: never fewer than `low` while it is hot, never more than `high`. */
+export interface Watermarks {
+  hot: { low: number; high: number };
+  prepared: { low: number; high: number };
+}
+
+export interface EngineConfig {
+  /** Data folder (AENV_HOME). */
+  home: string;
+  /** 4 hex digits, see the names table. */
+  instance: string;
+  /** Three characters of `[a-z0-9]` that every sandbox id of this node begins with. */
+  node: string;
+  /** Where sockets live; default /run/aenv-<instance>. */
+  runRoot: string;
+  maxTimeoutMs: number;
+  /** Sandboxes alive at once; more is RATE_LIMITED. */
+  maxSandboxes: number;
+  /** Launches for callers that run at once; more of them only slow each other down. */
+  launchConcurrency: number;
+  pool: {
+    /** Template names kept warm though nobody used them lately. */
+    pinned: readonly string[];
+    watermarks: Watermarks;
+    /** Overrides by template name. */
+    perTemplate: Readonly<Record<string, Watermarks>>;
+    /** Of all spares together, by the two estimates below. */
+    memoryBudgetBytes: Bytes;
+    hotCostBytes: Bytes;
+    preparedCostBytes: Bytes;
+    /** Spares made at once in the background. */
+    refillConcurrency: number;
+    /** A template nobody created from for so long loses its spares (pinned ones keep `low`). */
+    idleMs: number;
+  };
+  metrics: { intervalMs: number; concurrency: number; keepMs: number; keepRows: number };
+  /** What a create costs, one call each. */
+  onCreate?: (timing: CreateTiming) => void;
+}
+
+export type EngineConfigInput = Pick<EngineConfig, "home" | "instance"> & {
+  [K in keyof Omit<EngineConfig, "home" | "instance" | "pool" | "metrics">]?: EngineConfig[K];
+} & { pool?: Partial<EngineConfig["pool"]>; metrics?: Partial<EngineConfig["metrics"]> };
+
+const GIB = 1024 ** 3;
+const DAY_MS = 24 * 60 * 60 * 1000;
+
+export function engineConfig(given: EngineConfigInput): EngineConfig {
+  const cores = availableParallelism();
+  return {
+    runRoot: `/run/aenv-${given.instance}`,
+    node: "loc",
+    maxTimeoutMs: 30 * DAY_MS,
+    maxSandboxes: 1000,
+    launchConcurrency: Math.max(2, cores),
+    ...given,
+    pool: {
+      pinned: ["base"],
+      watermarks: { hot: { low: 1, high: 4 }, prepared: { low: 1, high: 2 } },
+      perTemplate: { base: { hot: { low: 2, high: 8 }, prepared: { low: 1, high: 4 } } },
+      memoryBudgetBytes: bytes(Math.floor(Math.min(totalmem() / 4, 4 * GIB))),
+      hotCostBytes: bytes(120 * 1024 ** 2),
+      preparedCostBytes: bytes(30 * 1024 ** 2),
+      refillConcurrency: Math.max(1, Math.floor(cores / 2)),
+      idleMs: 10 * 60_000,
+      ...given.pool,
+    },
+    metrics: { intervalMs: 5000, concurrency: 2, keepMs: DAY_MS, keepRows: 200_000, ...given.metrics },
+  };
+}

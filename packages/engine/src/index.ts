@@ -1,0 +1,4 @@
+export * from "./config.ts";
+export * from "./engine.ts";
+export * from "./ports.ts";
+export * from "./types.ts";

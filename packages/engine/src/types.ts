@@ -1,0 +1,182 @@
+/** What the engine shows to the API, the edge and the tools. Times are milliseconds since the epoch. */
+import type { Bytes, LayerId, RunId, SandboxId, SnapshotId, TemplateId } from "@aenv/base";
+import type { SandboxState } from "@aenv/state";
+
+/** `gone` is never shown: a sandbox that ended is NOT_FOUND. */
+export type VisibleState = Exclude<SandboxState, "gone">;
+
+export interface Lifecycle {
+  onTimeout: "kill" | "pause";
+  autoResume: boolean;
+}
+
+export interface SandboxView {
+  sandboxId: SandboxId;
+  templateId: TemplateId;
+  /** The name under which the template was asked for, where it was a name. */
+  alias?: string;
+  name?: string;
+  state: VisibleState;
+  startedAt: number;
+  endAt: number;
+  cpuCount: number;
+  memoryMB: number;
+  diskSizeMB: number;
+  metadata: Record<string, string>;
+  envdVersion: string;
+  /** Absent where the sandbox was created with `secure: false`. */
+  envdAccessToken?: string;
+  /** Present only where public traffic is off: the edge then asks for it. */
+  trafficAccessToken?: string;
+  lifecycle: Lifecycle;
+  /** null: the caller said nothing, which means allowed. */
+  allowInternetAccess: boolean | null;
+}
+
+export interface CreateOptions {
+  /** Template id, name, alias, `team/alias`, `alias:tag` or snapshot id. */
+  template: string;
+  team?: string;
+  timeoutMs: number;
+  metadata?: Record<string, string>;
+  envVars?: Record<string, string>;
+  secure?: boolean;
+  autoPause?: boolean;
+  autoPauseMemory?: boolean;
+  autoResume?: boolean;
+  /** The same key with the same options gives the same answer; with other options CONFLICT. */
+  idempotencyKey?: string;
+  allowInternetAccess?: boolean | null;
+  /** false: the edge asks for the traffic token. */
+  allowPublicTraffic?: boolean;
+}
+
+export interface ListFilter {
+  team?: string;
+  /** Every pair must match. */
+  metadata?: Record<string, string>;
+  states?: readonly VisibleState[];
+  /** Inclusive. */
+  startedAfter?: number;
+  /** Id or name; unknown means an empty list. */
+  template?: string;
+  /** Default desc: newest first. */
+  order?: "asc" | "desc";
+  /** 1..100, default 100. */
+  limit?: number;
+  /** `next` of the page before. */
+  cursor?: string;
+}
+
+export interface Page<T> {
+  items: T[];
+  /** Absent on the last page. */
+  next?: string;
+  /** Running sandboxes that match the filter but for its state, page and limit. */
+  totalRunning: number;
+}
+
+/** Where the edge finds the VM that runs a sandbox now. */
+export interface Route {
+  run: RunId;
+  host: string;
+  accessToken?: string;
+  trafficToken?: string;
+}
+
+export interface MetricSample {
+  timestamp: number;
+  cpuCount: number;
+  cpuUsedPct: number;
+  memUsed: number;
+  memTotal: number;
+  memCache: number;
+  diskUsed: number;
+  diskTotal: number;
+}
+
+export interface LogEntry {
+  timestamp: number;
+  level: "debug" | "info" | "warn" | "error";
+  message: string;
+  fields: Record<string, unknown>;
+}
+
+export interface TemplateView {
+  templateId: TemplateId;
+  name: string;
+  aliases: string[];
+  snapshotId: SnapshotId;
+  team: string;
+  public: boolean;
+  cpuCount: number;
+  memoryMB: number;
+  diskSizeMB: number;
+  envdVersion: string;
+  createdAt: number;
+  updatedAt: number;
+  lastSpawnedAt?: number;
+  spawnCount: number;
+  buildCount: number;
+}
+
+/** A sealed disk layer: the same shape as blockd's. */
+export interface LayerFile {
+  id: LayerId;
+  path: string;
+}
+
+export interface TemplateMachine {
+  vcpus: number;
+  memoryBytes: Bytes;
+  kernel: string;
+  initrd: string;
+  cmdline: string;
+}
+
+export interface BuildTemplateOptions {
+  name: string;
+  team?: string;
+  baseLayer: LayerFile;
+  sizeBytes: Bytes;
+  machine: TemplateMachine;
+  /** Commands run before the capture so that what they touch is in the page cache; one that fails fails the build. */
+  prime?: readonly (readonly string[])[];
+  /** Default user and working directory of its sandboxes. */
+  defaultUser?: string;
+  defaultWorkdir?: string;
+  envVars?: Record<string, string>;
+  /** One line per step for a progress display. */
+  onStep?: (step: string) => void;
+}
+
+/** How a create got its VM: an idle running spare, a waiting VMM, or everything made for it. */
+export type LaunchSource = "hot" | "prepared" | "cold";
+
+export interface CreateTiming {
+  sandboxId: SandboxId;
+  source: LaunchSource;
+  totalMs: number;
+  /** Milliseconds by phase, in the order in which they ran. */
+  phases: Record<string, number>;
+}
+
+/** One host resource and who it is for; `aenv doctor` compares this with what the host has. */
+export interface OwnedResource {
+  kind: ResourceName;
+  /** Host-global name: pid, path, netns, cgroup, disk. */
+  name: string;
+  run: RunId;
+  owner: { kind: "sandbox" | "spare" | "build" | "release"; id: string };
+}
+export type ResourceName = "process" | "slot" | "disk" | "cgroup" | "rundir" | "datadir";
+
+export interface PoolStatus {
+  snapshotId: SnapshotId;
+  template?: string;
+  hot: number;
+  prepared: number;
+  refilling: number;
+  wantHot: number;
+  wantPrepared: number;
+}
