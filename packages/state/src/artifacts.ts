@@ -1,0 +1,217 @@
+import { AenvError, bytes, parseLayerId, parseSnapshotId, parseTemplateId } from "@aenv/base";
+import type { LayerId, SnapshotId, TemplateId } from "@aenv/base";
+import { bool, type Database, int, json, optional, type Row, text } from "./database.ts";
+import type { GuestDefaults, LayerRecord, MachineRecord, SnapshotRecord, TemplateRecord } from "./records.ts";
+
+export class Layers {
+  readonly #db: Database;
+
+  constructor(db: Database) {
+    this.#db = db;
+  }
+
+  /** Known already is fine: layers are immutable. */
+  add(layer: LayerRecord): void {
+    this.#db.run(
+      "INSERT INTO layers (id, path, bytes, created_at) VALUES (?, ?, ?, ?) ON CONFLICT (id) DO NOTHING",
+      layer.id,
+      layer.path,
+      layer.bytes,
+      layer.createdAt,
+    );
+  }
+
+  get(id: LayerId): LayerRecord | undefined {
+    const row = this.#db.get("SELECT * FROM layers WHERE id = ?", id);
+    return row && layer(row);
+  }
+
+  list(): LayerRecord[] {
+    return this.#db.all("SELECT * FROM layers ORDER BY created_at, id").map(layer);
+  }
+
+  /** Layers that no snapshot stands on. */
+  unused(): LayerRecord[] {
+    return this.#db
+      .all("SELECT * FROM layers l WHERE NOT EXISTS (SELECT 1 FROM snapshot_layers s WHERE s.layer = l.id)")
+      .map(layer);
+  }
+
+  /** Only where no snapshot stands on it. */
+  remove(id: LayerId): void {
+    this.#db.run("DELETE FROM layers WHERE id = ?", id);
+  }
+}
+
+export class Snapshots {
+  readonly #db: Database;
+
+  constructor(db: Database) {
+    this.#db = db;
+  }
+
+  /** Its layers are recorded with it. The caller commits: a snapshot that is not here does not exist. */
+  add(s: SnapshotRecord): void {
+    this.#db.tx(() => {
+      this.#db.run(
+        `INSERT INTO snapshots (id, parent, machine, device_path, memory_path, disk_bytes, defaults, envd_version, created_at)
+         VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)`,
+        s.id,
+        s.parent ?? null,
+        JSON.stringify(s.machine),
+        s.devicePath,
+        s.memoryPath,
+        s.diskBytes,
+        JSON.stringify(s.defaults),
+        s.envdVersion,
+        s.createdAt,
+      );
+      const layers = new Layers(this.#db);
+      for (const [position, l] of s.layers.entries()) {
+        layers.add(l);
+        this.#db.run("INSERT INTO snapshot_layers (snapshot, position, layer) VALUES (?, ?, ?)", s.id, position, l.id);
+      }
+    });
+  }
+
+  get(id: SnapshotId): SnapshotRecord | undefined {
+    const row = this.#db.get("SELECT * FROM snapshots WHERE id = ?", id);
+    return row && this.#record(row);
+  }
+
+  list(): SnapshotRecord[] {
+    return this.#db.all("SELECT * FROM snapshots ORDER BY created_at, id").map((row) => this.#record(row));
+  }
+
+  /** Snapshots that are no template's and that no sandbox or run was launched from. */
+  unused(): SnapshotRecord[] {
+    return this.#db
+      .all(
+        `SELECT * FROM snapshots s WHERE NOT EXISTS (SELECT 1 FROM templates t WHERE t.snapshot = s.id)
+           AND NOT EXISTS (SELECT 1 FROM sandboxes b WHERE b.snapshot = s.id AND b.state <> 'gone')
+           AND NOT EXISTS (SELECT 1 FROM runs r WHERE r.snapshot = s.id)`,
+      )
+      .map((row) => this.#record(row));
+  }
+
+  remove(id: SnapshotId): void {
+    this.#db.run("DELETE FROM snapshots WHERE id = ?", id);
+  }
+
+  #record(r: Row): SnapshotRecord {
+    const id = parseSnapshotId(text(r, "id"));
+    return {
+      id,
+      ...optional(r, "parent", "parent", (row, c) => parseSnapshotId(text(row, c))),
+      machine: json<MachineRecord>(r, "machine"),
+      devicePath: text(r, "device_path"),
+      memoryPath: text(r, "memory_path"),
+      diskBytes: bytes(int(r, "disk_bytes")),
+      layers: this.#db
+        .all(
+          "SELECT l.* FROM snapshot_layers s JOIN layers l ON l.id = s.layer WHERE s.snapshot = ? ORDER BY s.position",
+          id,
+        )
+        .map(layer),
+      defaults: json<GuestDefaults>(r, "defaults"),
+      envdVersion: text(r, "envd_version"),
+      createdAt: int(r, "created_at"),
+    };
+  }
+}
+
+export class TemplateRows {
+  readonly #db: Database;
+
+  constructor(db: Database) {
+    this.#db = db;
+  }
+
+  /** A new template, or a new build of the one that has its id. */
+  put(t: TemplateRecord): void {
+    this.#db.run(
+      `INSERT INTO templates (id, team, name, public, snapshot, created_at, updated_at, last_spawned_at, spawn_count, build_count)
+       VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+       ON CONFLICT (id) DO UPDATE SET public = excluded.public, snapshot = excluded.snapshot,
+         updated_at = excluded.updated_at, build_count = excluded.build_count`,
+      t.id,
+      t.team,
+      t.name,
+      t.public ? 1 : 0,
+      t.snapshot,
+      t.createdAt,
+      t.updatedAt,
+      t.lastSpawnedAt ?? null,
+      t.spawnCount,
+      t.buildCount,
+    );
+  }
+
+  get(id: string): TemplateRecord | undefined {
+    const row = this.#db.get("SELECT * FROM templates WHERE id = ?", id);
+    return row && template(row);
+  }
+
+  byName(team: string, name: string): TemplateRecord | undefined {
+    const row = this.#db.get("SELECT * FROM templates WHERE team = ? AND name = ?", team, name);
+    return row && template(row);
+  }
+
+  /** By alias, then by the name of a public template. */
+  byAlias(alias: string): TemplateRecord | undefined {
+    const row =
+      this.#db.get("SELECT t.* FROM aliases a JOIN templates t ON t.id = a.template WHERE a.alias = ?", alias) ??
+      this.#db.get("SELECT * FROM templates WHERE name = ? AND public = 1 ORDER BY created_at LIMIT 1", alias);
+    return row && template(row);
+  }
+
+  bySnapshot(snapshot: SnapshotId): TemplateRecord | undefined {
+    const row = this.#db.get("SELECT * FROM templates WHERE snapshot = ?", snapshot);
+    return row && template(row);
+  }
+
+  list(): TemplateRecord[] {
+    return this.#db.all("SELECT * FROM templates ORDER BY created_at DESC, id").map(template);
+  }
+
+  aliases(id: TemplateId): string[] {
+    return this.#db
+      .all("SELECT alias FROM aliases WHERE template = ? ORDER BY alias", id)
+      .map((row) => text(row, "alias"));
+  }
+
+  /** CONFLICT when another template has it. */
+  addAlias(alias: string, id: TemplateId): void {
+    this.#db.run("INSERT INTO aliases (alias, template) VALUES (?, ?) ON CONFLICT (alias) DO NOTHING", alias, id);
+    const row = this.#db.get("SELECT template FROM aliases WHERE alias = ?", alias);
+    if (row?.["template"] !== id) throw new AenvError("CONFLICT", `the alias ${alias} belongs to another template`);
+  }
+
+  countSpawn(id: TemplateId, at: number): void {
+    this.#db.run("UPDATE templates SET spawn_count = spawn_count + 1, last_spawned_at = ? WHERE id = ?", at, id);
+  }
+
+  remove(id: TemplateId): boolean {
+    return this.#db.run("DELETE FROM templates WHERE id = ?", id) > 0;
+  }
+}
+
+const layer = (r: Row): LayerRecord => ({
+  id: parseLayerId(text(r, "id")),
+  path: text(r, "path"),
+  bytes: int(r, "bytes"),
+  createdAt: int(r, "created_at"),
+});
+
+const template = (r: Row): TemplateRecord => ({
+  id: parseTemplateId(text(r, "id")),
+  team: text(r, "team"),
+  name: text(r, "name"),
+  public: bool(r, "public"),
+  snapshot: parseSnapshotId(text(r, "snapshot")),
+  createdAt: int(r, "created_at"),
+  updatedAt: int(r, "updated_at"),
+  ...optional(r, "last_spawned_at", "lastSpawnedAt", int),
+  spawnCount: int(r, "spawn_count"),
+  buildCount: int(r, "build_count"),
+});

@@ -1,0 +1,58 @@
+/**
+ * Schema by version: entry n brings version n to n + 1. An entry that was released is never edited; a database written
+ * by any of them opens (test/fixtures holds one file per released version).
+ */
+export const MIGRATIONS: readonly string[] = [
+  `
+  CREATE TABLE settings (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
+  CREATE TABLE teams (id TEXT PRIMARY KEY, name TEXT NOT NULL UNIQUE, created_at INTEGER NOT NULL) STRICT;
+  CREATE TABLE api_keys (
+    id TEXT PRIMARY KEY, team TEXT NOT NULL REFERENCES teams(id), name TEXT NOT NULL, hash TEXT NOT NULL UNIQUE,
+    mask TEXT NOT NULL, created_at INTEGER NOT NULL, last_used_at INTEGER
+  ) STRICT;
+  CREATE TABLE layers (id TEXT PRIMARY KEY, path TEXT NOT NULL, bytes INTEGER NOT NULL, created_at INTEGER NOT NULL) STRICT;
+  CREATE TABLE snapshots (
+    id TEXT PRIMARY KEY, parent TEXT, machine TEXT NOT NULL, device_path TEXT NOT NULL, memory_path TEXT NOT NULL,
+    disk_bytes INTEGER NOT NULL, defaults TEXT NOT NULL, envd_version TEXT NOT NULL, created_at INTEGER NOT NULL
+  ) STRICT;
+  CREATE TABLE snapshot_layers (
+    snapshot TEXT NOT NULL REFERENCES snapshots(id) ON DELETE CASCADE, position INTEGER NOT NULL,
+    layer TEXT NOT NULL REFERENCES layers(id), PRIMARY KEY (snapshot, position)
+  ) STRICT, WITHOUT ROWID;
+  CREATE INDEX snapshot_layers_layer ON snapshot_layers(layer);
+  CREATE TABLE templates (
+    id TEXT PRIMARY KEY, team TEXT NOT NULL REFERENCES teams(id), name TEXT NOT NULL, public INTEGER NOT NULL,
+    snapshot TEXT NOT NULL REFERENCES snapshots(id), created_at INTEGER NOT NULL, updated_at INTEGER NOT NULL,
+    last_spawned_at INTEGER, spawn_count INTEGER NOT NULL, build_count INTEGER NOT NULL, UNIQUE (team, name)
+  ) STRICT;
+  CREATE TABLE aliases (
+    alias TEXT PRIMARY KEY, template TEXT NOT NULL REFERENCES templates(id) ON DELETE CASCADE
+  ) STRICT, WITHOUT ROWID;
+  CREATE TABLE sandboxes (
+    id TEXT PRIMARY KEY, team TEXT NOT NULL, template TEXT NOT NULL, snapshot TEXT NOT NULL, alias TEXT,
+    state TEXT NOT NULL, run TEXT, started_at INTEGER NOT NULL, end_at INTEGER NOT NULL, metadata TEXT NOT NULL,
+    env_vars TEXT NOT NULL, secure INTEGER NOT NULL, on_timeout TEXT NOT NULL, auto_resume INTEGER NOT NULL,
+    internet INTEGER, public_traffic INTEGER NOT NULL, ended_at INTEGER, cause TEXT
+  ) STRICT;
+  CREATE INDEX sandboxes_state ON sandboxes(state, ended_at);
+  CREATE TABLE runs (
+    id TEXT PRIMARY KEY, purpose TEXT NOT NULL, snapshot TEXT, sandbox TEXT, handle TEXT, created_at INTEGER NOT NULL
+  ) STRICT;
+  CREATE TABLE resources (
+    run TEXT NOT NULL, kind TEXT NOT NULL, name TEXT NOT NULL, phase TEXT NOT NULL, PRIMARY KEY (run, kind)
+  ) STRICT, WITHOUT ROWID;
+  CREATE TABLE idempotency (
+    team TEXT NOT NULL, key TEXT NOT NULL, hash TEXT NOT NULL, sandbox TEXT NOT NULL, answer TEXT NOT NULL,
+    created_at INTEGER NOT NULL, PRIMARY KEY (team, key)
+  ) STRICT, WITHOUT ROWID;
+  CREATE INDEX idempotency_age ON idempotency(created_at);
+  CREATE TABLE samples (sandbox TEXT NOT NULL, at INTEGER NOT NULL, sample TEXT NOT NULL, PRIMARY KEY (sandbox, at)) STRICT, WITHOUT ROWID;
+  CREATE INDEX samples_age ON samples(at);
+  CREATE TABLE events (
+    id INTEGER PRIMARY KEY, sandbox TEXT NOT NULL, at INTEGER NOT NULL, level TEXT NOT NULL, message TEXT NOT NULL,
+    fields TEXT NOT NULL
+  ) STRICT;
+  CREATE INDEX events_sandbox ON events(sandbox, id);
+  CREATE INDEX events_age ON events(at);
+  `,
+];

@@ -1,0 +1,174 @@
+import assert from "node:assert/strict";
+import { mkdtemp, rm, stat } from "node:fs/promises";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { after, test } from "node:test";
+import { AenvError, bytes, newLayerId, newRunId, newSandboxId, newSnapshotId, newTemplateId } from "@aenv/base";
+import { DEFAULT_TEAM, type SandboxRecord, type SnapshotRecord, State } from "./index.ts";
+
+const dir = await mkdtemp(join(tmpdir(), "aenv-state-"));
+after(() => rm(dir, { recursive: true }));
+let files = 0;
+const fresh = (): string => join(dir, `${++files}.db`);
+
+const snapshot = (): SnapshotRecord => ({
+  id: newSnapshotId(),
+  machine: { vcpus: 1, memoryBytes: bytes(1 << 28), kernel: "/k", initrd: "/i", cmdline: "" },
+  devicePath: "/d",
+  memoryPath: "/m",
+  diskBytes: bytes(1 << 30),
+  layers: [1, 2].map((n) => ({ id: newLayerId(), path: `/l${n}`, bytes: n, createdAt: n })),
+  defaults: { user: "user", workdir: "/home/user", envVars: { A: "b" } },
+  envdVersion: "0.6.7",
+  createdAt: 1,
+});
+
+const sandbox = (over: Partial<SandboxRecord> = {}): SandboxRecord => ({
+  id: newSandboxId("tst"),
+  team: DEFAULT_TEAM,
+  template: newTemplateId(),
+  snapshot: newSnapshotId(),
+  state: "creating",
+  startedAt: 1,
+  endAt: 2,
+  metadata: { k: "v" },
+  envVars: {},
+  secure: true,
+  onTimeout: "kill",
+  autoResume: false,
+  allowInternetAccess: null,
+  allowPublicTraffic: true,
+  ...over,
+});
+
+test("an API key is verified by its hash, listed masked, and refused once revoked", () => {
+  using state = State.open(fresh());
+  const { key, record } = state.keys.create(DEFAULT_TEAM, "first");
+  assert.match(key, /^e2b_[0-9a-f]{40}$/);
+  assert.equal(state.keys.verify(key)?.id, record.id);
+  assert.equal(state.keys.verify(`e2b_${"0".repeat(40)}`), undefined);
+  assert.equal(state.keys.verify("' OR 1=1"), undefined);
+  assert.ok(!JSON.stringify(state.keys.list(DEFAULT_TEAM)).includes(key));
+  assert.equal(state.keys.revoke(DEFAULT_TEAM, record.id), true);
+  assert.equal(state.keys.verify(key), undefined);
+  assert.equal(state.keys.revoke(DEFAULT_TEAM, record.id), false);
+});
+
+test("the database file can be read by its owner only", async () => {
+  const path = fresh();
+  using _state = State.open(path);
+  assert.equal((await stat(path)).mode & 0o777, 0o600);
+});
+
+test("a snapshot keeps the order of its layers, and is unused until a template, a run or a sandbox stands on it", () => {
+  using state = State.open(fresh());
+  const s = snapshot();
+  state.snapshots.add(s);
+  assert.deepEqual(state.snapshots.get(s.id), s);
+  assert.deepEqual(
+    state.snapshots.unused().map((u) => u.id),
+    [s.id],
+  );
+  assert.deepEqual(state.layers.unused(), []);
+  const box = sandbox({ snapshot: s.id, state: "running" });
+  state.sandboxes.insert(box);
+  assert.deepEqual(state.snapshots.unused(), []);
+  state.sandboxes.end(box.id, 5, "killed");
+  assert.equal(state.snapshots.unused().length, 1);
+  state.snapshots.remove(s.id);
+  assert.equal(state.layers.unused().length, 2);
+});
+
+test("a template is found by id, name, alias and snapshot, and a second build keeps its identity", () => {
+  using state = State.open(fresh());
+  const [first, second] = [snapshot(), snapshot()];
+  state.snapshots.add(first);
+  state.snapshots.add(second);
+  const t = {
+    id: newTemplateId(),
+    team: DEFAULT_TEAM,
+    name: "base",
+    public: true,
+    createdAt: 1,
+    updatedAt: 1,
+    spawnCount: 0,
+    buildCount: 1,
+  };
+  state.templates.put({ ...t, snapshot: first.id });
+  state.templates.addAlias("default", t.id);
+  state.templates.countSpawn(t.id, 7);
+  state.templates.put({ ...t, snapshot: second.id, updatedAt: 9, buildCount: 2 });
+  const got = state.templates.byAlias("default");
+  assert.equal(got?.snapshot, second.id);
+  assert.equal(got.spawnCount, 1);
+  assert.equal(state.templates.byAlias("base")?.id, t.id);
+  assert.equal(state.templates.bySnapshot(second.id)?.id, t.id);
+  assert.throws(() => state.templates.addAlias("default", newTemplateId()), isCode("CONFLICT"));
+  assert.equal(state.templates.remove(t.id), true);
+  assert.equal(state.templates.byAlias("default"), undefined);
+});
+
+test("the first cause of a sandbox's end stands", () => {
+  using state = State.open(fresh());
+  const box = sandbox();
+  state.sandboxes.insert(box);
+  assert.deepEqual(state.sandboxes.live(), [box]);
+  state.sandboxes.setCause(box.id, "guest-panic");
+  state.sandboxes.end(box.id, 5, "killed");
+  assert.equal(state.sandboxes.get(box.id)?.cause, "guest-panic");
+  assert.deepEqual(state.sandboxes.live(), []);
+});
+
+test("a spare is assigned to one sandbox only", () => {
+  using state = State.open(fresh());
+  const id = newRunId();
+  state.runs.insert({ id, purpose: "spare", createdAt: 1 });
+  const box = newSandboxId("tst");
+  state.runs.assign(id, box);
+  assert.equal(state.runs.get(id)?.sandbox, box);
+  assert.throws(() => state.runs.assign(id, newSandboxId("tst")), isCode("INTERNAL"));
+});
+
+test("a transaction that throws leaves nothing", () => {
+  using state = State.open(fresh());
+  const box = sandbox();
+  assert.throws(() =>
+    state.tx(() => {
+      state.sandboxes.insert(box);
+      throw new Error("stop");
+    }),
+  );
+  assert.equal(state.sandboxes.get(box.id), undefined);
+});
+
+test("what one connection wrote another one reads, and a reopened file holds all of it", () => {
+  const path = fresh();
+  using state = State.open(path);
+  const id = newRunId();
+  state.runs.insert({ id, purpose: "build", handle: { v: 1, pid: 5 }, createdAt: 1 });
+  state.resources.intent(id, "disk", "d");
+  using other = State.open(path);
+  assert.deepEqual(other.runs.list(), [{ id, purpose: "build", handle: { v: 1, pid: 5 }, createdAt: 1 }]);
+  assert.equal(other.resources.of(id)[0]?.phase, "intent");
+  other.resources.held(id, "disk", "d");
+  assert.equal(state.resources.of(id)[0]?.phase, "held");
+  state.resources.released(id, "disk");
+  assert.deepEqual(other.resources.list(), []);
+});
+
+test("samples are bounded by age and by number", () => {
+  using state = State.open(fresh());
+  const box = newSandboxId("tst");
+  const zero = { cpuCount: 1, cpuUsedPct: 0, memUsed: 0, memTotal: 0, memCache: 0, diskUsed: 0, diskTotal: 0 };
+  for (let at = 0; at < 20; at++) state.samples.add(box, { timestamp: at, ...zero });
+  assert.equal(state.samples.range(box, 5, 9, 100).length, 5);
+  assert.equal(state.samples.prune(4, 10, 100), 10);
+  assert.deepEqual(
+    state.samples.range(box, 0, 99, 100).map((s) => s.timestamp),
+    [10, 11, 12, 13, 14, 15, 16, 17, 18, 19],
+  );
+});
+
+function isCode(code: string) {
+  return (e: unknown): boolean => e instanceof AenvError && e.code === code;
+}
