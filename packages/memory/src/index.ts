@@ -1,0 +1,3 @@
+export * from "./delta.ts";
+export * from "./dirty.ts";
+export * from "./inject.ts";
