@@ -1,0 +1,298 @@
+import { timingSafeEqual } from "node:crypto";
+import { type IncomingMessage, ServerResponse } from "node:http";
+import type { Socket } from "node:net";
+import type { Logger } from "@aenv/base";
+import { answer, type EdgeAnswer, NOT_FOUND, resetSocket } from "./answer.ts";
+import { Exchange, type ExchangeHost, type ExchangeRequest } from "./exchange.ts";
+import { DEFAULT_LIMITS, ENVD_IDLE_MS, type EdgeLimits } from "./limits.ts";
+import { BadRequest, framingOf, requestHead } from "./request-head.ts";
+import { type BadRoute, ENVD_PORT, isEnvdInternal, originOf, type Route, routeRequest } from "./route.ts";
+import type { EdgeError, Resolve, Target } from "./target.ts";
+import { RunPool } from "./upstream.ts";
+
+export interface EdgeOptions {
+  resolve: Resolve;
+  /** Suffix of sandbox hosts; a port in it is ignored. */
+  domain: string;
+  logger: Logger;
+  limits?: Partial<EdgeLimits>;
+}
+
+/** Counters since the start, but for `active` and `idle`. Labels are a closed set. */
+export interface EdgeStats {
+  requests: number;
+  upgrades: number;
+  active: number;
+  /** Connections to guests that wait for a request. */
+  idle: number;
+  retries: number;
+  rateLimited: number;
+  failed: number;
+  /** Exchanges cut because their VM ended. */
+  reset: number;
+}
+
+export interface Edge {
+  /** Whether the request is for a sandbox (also when it names it wrongly); the API's otherwise. */
+  handlesRequest(req: IncomingMessage): boolean;
+  /** `expectContinue`: the client waits for 100 and nobody has sent it (node's `checkContinue` event). */
+  request(req: IncomingMessage, res: ServerResponse, expectContinue?: boolean): void;
+  upgrade(req: IncomingMessage, socket: Socket, head: Buffer): void;
+  /** The VM run is over: its streams are reset, its connections closed, and it is never connected to again. */
+  endRun(run: string): void;
+  /** Waits `drainMs` for what is open, then resets it. */
+  close(): Promise<void>;
+  stats(): EdgeStats;
+}
+
+/** Ended runs that are remembered, for requests whose resolution was under way. Runs end far more slowly than this fills. */
+const REMEMBERED_RUNS = 4096;
+
+const REFUSALS: Readonly<Record<Exclude<EdgeError["error"], "not_found">, readonly [number, string]>> = {
+  forbidden: [403, "Access to this sandbox was refused"],
+  conflict: [409, "The sandbox is changing its state"],
+  unavailable: [503, "The sandbox cannot be reached now"],
+};
+
+export function createEdge(options: EdgeOptions): Edge {
+  return new NodeEdge(options);
+}
+
+class NodeEdge implements Edge, ExchangeHost {
+  readonly limits: EdgeLimits;
+  readonly #o: EdgeOptions;
+  readonly #domain: string;
+  readonly #pools = new Map<string, RunPool>();
+  readonly #ended = new Set<string>();
+  readonly #exchanges = new Map<string, Set<Exchange>>();
+  readonly #perSandbox = new Map<string, number>();
+  readonly #sweep: NodeJS.Timeout;
+  #onIdle: (() => void) | undefined;
+  #closing = false;
+  #stats = { requests: 0, upgrades: 0, active: 0, retries: 0, rateLimited: 0, failed: 0, reset: 0 };
+
+  constructor(options: EdgeOptions) {
+    this.#o = options;
+    this.#domain = options.domain.toLowerCase().replace(/:[0-9]+$/, "");
+    this.limits = { ...DEFAULT_LIMITS, ...options.limits };
+    const l = this.limits;
+    if (l.idleMs >= ENVD_IDLE_MS) throw new RangeError(`idleMs must stay below envd's ${ENVD_IDLE_MS}`);
+    const tick = Math.min(1000, l.connectMs, l.responseStartMs, l.responseHeadMs, l.idleMs);
+    this.#sweep = setInterval(() => this.#check(), tick);
+    this.#sweep.unref();
+  }
+
+  now(): number {
+    return performance.now();
+  }
+
+  handlesRequest(req: IncomingMessage): boolean {
+    return routeRequest(req, this.#domain) !== undefined;
+  }
+
+  request(req: IncomingMessage, res: ServerResponse, expectContinue = false): void {
+    this.#stats.requests++;
+    this.#accept(req, res, expectContinue, undefined);
+  }
+
+  upgrade(req: IncomingMessage, socket: Socket, head: Buffer): void {
+    this.#stats.upgrades++;
+    // node leaves an upgraded socket without a listener; an error must not end the process.
+    socket.on("error", () => {});
+    const res = new ServerResponse(req);
+    res.shouldKeepAlive = false;
+    res.assignSocket(socket);
+    res.once("finish", () => {
+      res.detachSocket(socket);
+      socket.destroySoon();
+    });
+    this.#accept(req, res, false, { socket, head });
+  }
+
+  #accept(
+    req: IncomingMessage,
+    res: ServerResponse,
+    expectContinue: boolean,
+    upgrade: ExchangeRequest["upgrade"],
+  ): void {
+    const origin = originOf(req);
+    const route = routeRequest(req, this.#domain) ?? { bad: "The request names no sandbox" };
+    if ("bad" in route || "bad" in origin) {
+      return this.#answer(req, res, { status: 400, message: (route as BadRoute).bad ?? (origin as BadRoute).bad });
+    }
+    if (route.port === ENVD_PORT && isEnvdInternal(origin.path)) {
+      return this.#answer(req, res, { status: 404, message: "Not found", sandboxId: route.sandboxId });
+    }
+    const resolved = this.#o.resolve(route.sandboxId, route.port, req);
+    if (!(resolved instanceof Promise)) {
+      return this.#forward(req, res, route, origin.path, origin.authority ?? "", resolved, expectContinue, upgrade);
+    }
+    const go = (target: Target | EdgeError): void => {
+      if (res.destroyed || req.socket.destroyed) return;
+      this.#forward(req, res, route, origin.path, origin.authority ?? "", target, expectContinue, upgrade);
+    };
+    resolved.then(go, (e: unknown) => {
+      this.#o.logger.error({ sandbox: route.sandboxId, err: String(e) }, "edge could not resolve a sandbox");
+      go({ error: "unavailable" });
+    });
+  }
+
+  #forward(
+    req: IncomingMessage,
+    res: ServerResponse,
+    route: Route,
+    path: string,
+    authority: string,
+    target: Target | EdgeError,
+    expectContinue: boolean,
+    upgrade: ExchangeRequest["upgrade"],
+  ): void {
+    const refusal = this.#refusal(req, route, target);
+    if (refusal) return this.#answer(req, res, refusal);
+    const { run, requiredTrafficToken: _, ...at } = target as Target;
+    let head: string;
+    let framing: ExchangeRequest["framing"];
+    try {
+      framing = upgrade ? { kind: "none" } : framingOf(req);
+      head = requestHead(req, { path, authority, framing, expectContinue, upgrade: upgrade && req.headers.upgrade });
+    } catch (e) {
+      if (!(e instanceof BadRequest)) throw e;
+      return this.#answer(req, res, { status: 400, message: e.message });
+    }
+    let pool = this.#pools.get(run);
+    if (!pool) {
+      pool = new RunPool(run, this.limits);
+      this.#pools.set(run, pool);
+    }
+    const x = new Exchange(this, {
+      req,
+      res,
+      route,
+      target: { run, ...at },
+      pool,
+      head,
+      framing,
+      expectContinue,
+      upgrade,
+    });
+    this.#stats.active++;
+    this.#perSandbox.set(route.sandboxId, (this.#perSandbox.get(route.sandboxId) ?? 0) + 1);
+    const set = this.#exchanges.get(run);
+    if (set) set.add(x);
+    else this.#exchanges.set(run, new Set([x]));
+    x.start();
+  }
+
+  #refusal(req: IncomingMessage, route: Route, target: Target | EdgeError): EdgeAnswer | undefined {
+    const { sandboxId, port } = route;
+    if (this.#closing) return { status: 503, message: "The node is shutting down", sandboxId, retryAfterSeconds: 5 };
+    if ("error" in target) return refusalOf(target, sandboxId);
+    if (this.#ended.has(target.run)) return { status: 502, message: NOT_FOUND, sandboxId };
+    const wanted = target.requiredTrafficToken;
+    if (wanted !== undefined && port !== ENVD_PORT && !sameToken(wanted, req.headers["e2b-traffic-access-token"])) {
+      return {
+        status: 403,
+        message: "This sandbox needs its traffic access token in the e2b-traffic-access-token header",
+        sandboxId,
+      };
+    }
+    if ((this.#perSandbox.get(sandboxId) ?? 0) >= this.limits.connectionsPerSandbox) {
+      this.#stats.rateLimited++;
+      return { status: 429, message: "Too many connections to this sandbox", sandboxId, retryAfterSeconds: 1 };
+    }
+    return undefined;
+  }
+
+  #answer(req: IncomingMessage, res: ServerResponse, a: EdgeAnswer): void {
+    answer(req, res, a, this.limits.lingerMs);
+  }
+
+  finished(x: Exchange): void {
+    const { run } = x.r.target;
+    const { sandboxId } = x.r.route;
+    const set = this.#exchanges.get(run);
+    if (!set?.delete(x)) return;
+    if (set.size === 0) this.#exchanges.delete(run);
+    const left = (this.#perSandbox.get(sandboxId) ?? 1) - 1;
+    if (left > 0) this.#perSandbox.set(sandboxId, left);
+    else this.#perSandbox.delete(sandboxId);
+    if (--this.#stats.active === 0) this.#onIdle?.();
+  }
+
+  retried(): void {
+    this.#stats.retries++;
+  }
+
+  failed(x: Exchange, a: EdgeAnswer, why: string): void {
+    this.#stats.failed++;
+    const { sandboxId, port } = x.r.route;
+    this.#o.logger.debug(
+      { sandbox: sandboxId, run: x.r.target.run, port, status: a.status, why },
+      "edge request failed",
+    );
+  }
+
+  endRun(run: string): void {
+    this.#ended.add(run);
+    if (this.#ended.size > REMEMBERED_RUNS) {
+      const [oldest] = this.#ended;
+      if (oldest !== undefined) this.#ended.delete(oldest);
+    }
+    this.#pools.get(run)?.end();
+    this.#pools.delete(run);
+    for (const x of this.#exchanges.get(run) ?? []) {
+      this.#stats.reset++;
+      x.runEnded();
+    }
+  }
+
+  #check(): void {
+    const now = this.now();
+    for (const set of this.#exchanges.values()) {
+      for (const x of set) x.check(now);
+    }
+    for (const [run, pool] of this.#pools) {
+      pool.closeIdle(now);
+      if (pool.empty && !this.#exchanges.has(run)) this.#pools.delete(run);
+    }
+  }
+
+  async close(): Promise<void> {
+    this.#closing = true;
+    if (this.#stats.active > 0) {
+      await new Promise<void>((resolve) => {
+        this.#onIdle = resolve;
+        setTimeout(resolve, this.limits.drainMs);
+      });
+    }
+    clearInterval(this.#sweep);
+    for (const set of this.#exchanges.values()) {
+      for (const x of set) {
+        resetSocket(x.r.req.socket);
+        x.runEnded();
+      }
+    }
+    for (const pool of this.#pools.values()) pool.end();
+    this.#pools.clear();
+  }
+
+  stats(): EdgeStats {
+    let idle = 0;
+    for (const pool of this.#pools.values()) idle += pool.idleCount;
+    return { ...this.#stats, idle };
+  }
+}
+
+function refusalOf({ error, message }: EdgeError, sandboxId: string): EdgeAnswer {
+  // Clients compare this message.
+  if (error === "not_found") return { status: 502, message: NOT_FOUND, sandboxId };
+  const [status, standard] = REFUSALS[error];
+  return { status, message: message ?? standard, sandboxId, ...(status === 503 ? { retryAfterSeconds: 1 } : {}) };
+}
+
+function sameToken(wanted: string, given: string | string[] | undefined): boolean {
+  if (typeof given !== "string") return false;
+  const a = Buffer.from(wanted);
+  const b = Buffer.from(given);
+  return a.length === b.length && timingSafeEqual(a, b);
+}

@@ -1,0 +1,51 @@
+import { createServer, type IncomingMessage, type RequestListener, type Server } from "node:http";
+import type { Socket } from "node:net";
+import type { Edge } from "./edge.ts";
+
+export interface FrontOptions {
+  edge: Edge;
+  /** Everything that is not for a sandbox. */
+  api: RequestListener;
+}
+
+/** A client must send its request head within this; bodies and responses have no limit of time. */
+const HEADERS_TIMEOUT_MS = 30_000;
+/** Above what clients keep idle connections for (undici 4 s, nginx 60 s): they close first, so no request meets a close. */
+const CLIENT_IDLE_MS = 75_000;
+const MAX_HEADER_BYTES = 64 * 1024;
+
+/** Bodies of upgrade requests and h2c offers are for plain HTTP: the offer is not taken, which RFC 9110 allows. */
+function wantsTunnel(req: IncomingMessage): boolean {
+  const h = req.headers;
+  if (h.upgrade === undefined || h["transfer-encoding"] !== undefined) return false;
+  if (h["content-length"] !== undefined && h["content-length"] !== "0") return false;
+  return !h.upgrade
+    .toLowerCase()
+    .split(",")
+    .some((p) => p.trim() === "h2c");
+}
+
+/** The node's public HTTP server: sandbox traffic to the edge, the rest to the API. */
+export function createFrontServer({ edge, api }: FrontOptions): Server {
+  const server = createServer({
+    maxHeaderSize: MAX_HEADER_BYTES,
+    headersTimeout: HEADERS_TIMEOUT_MS,
+    requestTimeout: 0,
+    keepAliveTimeout: CLIENT_IDLE_MS,
+    noDelay: true,
+    keepAlive: true,
+    keepAliveInitialDelay: 60_000,
+    insecureHTTPParser: false,
+    requireHostHeader: true,
+    shouldUpgradeCallback: (req: IncomingMessage) => wantsTunnel(req) && edge.handlesRequest(req),
+  });
+  server.timeout = 0;
+  server.on("request", (req, res) => (edge.handlesRequest(req) ? edge.request(req, res) : api(req, res)));
+  server.on("checkContinue", (req: IncomingMessage, res) => {
+    if (edge.handlesRequest(req)) return edge.request(req, res, true);
+    res.writeContinue();
+    api(req, res);
+  });
+  server.on("upgrade", (req: IncomingMessage, socket, head: Buffer) => edge.upgrade(req, socket as Socket, head));
+  return server;
+}

@@ -1,0 +1,162 @@
+/** Parts of the tests: an edge in front of guests in this process, and clients that speak raw bytes. */
+import { createServer, type IncomingMessage, type RequestListener, type Server, type ServerResponse } from "node:http";
+import {
+  type AddressInfo,
+  connect,
+  createServer as createTcpServer,
+  type Server as TcpServer,
+  type Socket,
+} from "node:net";
+import type { TestContext } from "node:test";
+import { silentLogger } from "@aenv/base";
+import { createEdge, type Edge, type EdgeOptions } from "./edge.ts";
+import { createFrontServer } from "./front.ts";
+import type { EdgeLimits } from "./limits.ts";
+import type { EdgeError, Target } from "./target.ts";
+
+export const DOMAIN = "sandbox.test";
+export const ID = "iabc0123456789abcdef";
+
+async function listen(server: TcpServer): Promise<number> {
+  await new Promise<void>((resolve) => server.listen(0, "127.0.0.1", resolve));
+  return (server.address() as AddressInfo).port;
+}
+
+function track(t: TestContext, server: TcpServer): void {
+  const sockets = new Set<Socket>();
+  server.on("connection", (s: Socket) => {
+    sockets.add(s);
+    s.once("close", () => sockets.delete(s));
+  });
+  t.after(() => {
+    for (const s of sockets) s.destroy();
+    server.close();
+  });
+}
+
+type Handler = (req: IncomingMessage, res: ServerResponse) => void | Promise<void>;
+
+/** A guest's HTTP server. A handler that throws destroys its connection. */
+export async function httpGuest(t: TestContext, handler: Handler): Promise<{ port: number; server: Server }> {
+  const server = createServer({ requestTimeout: 0 }, (req, res) => {
+    const run = async (): Promise<void> => handler(req, res);
+    run().catch((e: unknown) => res.destroy(e as Error));
+  });
+  track(t, server);
+  return { port: await listen(server), server };
+}
+
+/** A guest that speaks whatever the test wants. */
+export async function rawGuest(t: TestContext, onSocket: (s: Socket) => void): Promise<number> {
+  const server = createTcpServer({ allowHalfOpen: true }, (s) => {
+    s.on("error", () => {});
+    onSocket(s);
+  });
+  track(t, server);
+  return listen(server);
+}
+
+/** A guest that reads one request head, then writes `reply` and, unless told otherwise, closes. */
+export function cannedGuest(t: TestContext, reply: string | Buffer, end = true): Promise<number> {
+  return rawGuest(t, (s) => {
+    let seen = "";
+    s.on("data", (d: Buffer) => {
+      seen += d.toString("latin1");
+      if (!seen.includes("\r\n\r\n")) return;
+      seen = "";
+      if (end) s.end(reply);
+      else s.write(reply);
+    });
+  });
+}
+
+export interface Fixture {
+  edge: Edge;
+  port: number;
+  origin: string;
+  /** Host of a sandbox port, for the Host header. */
+  host(port?: number, id?: string): string;
+  /** What the next resolutions of ID answer; guests by their own port on 127.0.0.1 in run "r1" until set. */
+  setTarget(fn: (id: string, port: number) => Target | EdgeError | Promise<Target | EdgeError>): void;
+}
+
+export async function fixture(
+  t: TestContext,
+  options: { limits?: Partial<EdgeLimits>; edge?: Partial<EdgeOptions>; api?: RequestListener } = {},
+): Promise<Fixture> {
+  let target: (id: string, port: number) => Target | EdgeError | Promise<Target | EdgeError> = (id, port) =>
+    id === ID ? { run: "r1", host: "127.0.0.1", port } : { error: "not_found" };
+  const edge = createEdge({
+    resolve: (id, port) => target(id, port),
+    domain: `${DOMAIN}:8000`,
+    logger: silentLogger,
+    limits: { drainMs: 0, ...options.limits },
+    ...options.edge,
+  });
+  const server = createFrontServer({ edge, api: options.api ?? ((_req, res) => void res.end("api")) });
+  track(t, server);
+  const port = await listen(server);
+  t.after(() => edge.close());
+  return {
+    edge,
+    port,
+    origin: `http://127.0.0.1:${port}`,
+    host: (p = 3000, id = ID) => `${p}-${id}.${DOMAIN}`,
+    setTarget: (fn) => {
+      target = fn;
+    },
+  };
+}
+
+/** Sends the bytes and returns everything until the server closes. Rejects on a reset. */
+export function rawRequest(port: number, bytes: string | Buffer): Promise<string> {
+  return new Promise((resolve, reject) => {
+    const out: Buffer[] = [];
+    const s = connect(port, "127.0.0.1", () => s.write(bytes));
+    s.on("data", (d: Buffer) => out.push(d));
+    s.on("error", reject);
+    s.on("end", () => resolve(Buffer.concat(out).toString("latin1")));
+  });
+}
+
+/** A connection whose input can be waited for. */
+export class RawClient {
+  readonly socket: Socket;
+  readonly closed: Promise<Error | undefined>;
+  text = "";
+  #waiters: { test: (text: string) => boolean; resolve: () => void }[] = [];
+
+  constructor(port: number, bytes?: string) {
+    this.socket = connect(port, "127.0.0.1");
+    let error: Error | undefined;
+    this.socket.on("data", (d: Buffer) => {
+      this.text += d.toString("latin1");
+      this.#waiters = this.#waiters.filter((w) => {
+        if (!w.test(this.text)) return true;
+        w.resolve();
+        return false;
+      });
+    });
+    this.socket.on("error", (e) => (error = e));
+    this.closed = new Promise((resolve) => this.socket.on("close", () => resolve(error)));
+    if (bytes !== undefined) this.socket.write(bytes, "latin1");
+  }
+
+  /** Resolves when the input so far has `part`. */
+  until(part: string): Promise<void> {
+    if (this.text.includes(part)) return Promise.resolve();
+    return new Promise((resolve) => this.#waiters.push({ test: (text) => text.includes(part), resolve }));
+  }
+}
+
+export async function bodyOf(req: IncomingMessage): Promise<Buffer> {
+  const parts: Buffer[] = [];
+  for await (const part of req) parts.push(part as Buffer);
+  return Buffer.concat(parts);
+}
+
+/** A promise with its resolver, for "the guest has seen it". */
+export function event<T = void>(): { promise: Promise<T>; fire: (value: T) => void } {
+  const { promise, resolve } = Promise.withResolvers<T>();
+  return { promise, fire: resolve };
+}
