@@ -108,17 +108,6 @@ export async function fixture(
   };
 }
 
-/** Sends the bytes and returns everything until the server closes. Rejects on a reset. */
-export function rawRequest(port: number, bytes: string | Buffer): Promise<string> {
-  return new Promise((resolve, reject) => {
-    const out: Buffer[] = [];
-    const s = connect(port, "127.0.0.1", () => s.write(bytes));
-    s.on("data", (d: Buffer) => out.push(d));
-    s.on("error", reject);
-    s.on("end", () => resolve(Buffer.concat(out).toString("latin1")));
-  });
-}
-
 /** A connection whose input can be waited for. */
 export class RawClient {
   readonly socket: Socket;
