@@ -1,0 +1,84 @@
+import { AenvError } from "@aenv/base";
+
+/** An IPv4 prefix; `base` has no bits below the prefix. */
+export interface Cidr {
+  base: number;
+  bits: number;
+}
+
+/** Throws INVALID_ARGUMENT unless the text is four decimal numbers without leading zeros. */
+export function parseIp(text: string): number {
+  const parts = text.split(".");
+  const ok = parts.length === 4 && parts.every((p) => /^(0|[1-9]\d{0,2})$/.test(p) && Number(p) < 256);
+  if (!ok) throw new AenvError("INVALID_ARGUMENT", `${JSON.stringify(text.slice(0, 64))} is not an IPv4 address`);
+  return parts.reduce((n, p) => n * 256 + Number(p), 0);
+}
+
+export function formatIp(ip: number): string {
+  return [24, 16, 8, 0].map((shift) => Math.floor(ip / 2 ** shift) % 256).join(".");
+}
+
+/** `a.b.c.d/n` or a bare address (= /32). Host bits are cleared: `10.1.2.3/8` is 10.0.0.0/8. */
+export function parseCidr(text: string): Cidr {
+  const [ip = "", bits = "32", rest] = text.split("/");
+  if (rest !== undefined || !/^\d{1,2}$/.test(bits) || Number(bits) > 32)
+    throw new AenvError("INVALID_ARGUMENT", `${JSON.stringify(text.slice(0, 64))} is not an IPv4 CIDR`);
+  const size = 2 ** (32 - Number(bits));
+  return { base: Math.floor(parseIp(ip) / size) * size, bits: Number(bits) };
+}
+
+export const formatCidr = (c: Cidr): string => `${formatIp(c.base)}/${c.bits}`;
+
+export const lastOf = (c: Cidr): number => c.base + 2 ** (32 - c.bits) - 1;
+
+export const overlaps = (a: Cidr, b: Cidr): boolean => a.base <= lastOf(b) && b.base <= lastOf(a);
+
+/** Sorted, without duplicates or prefixes inside others: an nft interval set refuses overlapping elements. */
+export function mergeCidrs(list: readonly Cidr[]): Cidr[] {
+  const out: Cidr[] = [];
+  for (const c of [...list].sort((a, b) => a.base - b.base || a.bits - b.bits)) {
+    const top = out.at(-1);
+    if (!top || lastOf(top) < c.base) out.push(c);
+  }
+  return out;
+}
+
+/** 4096 slots of two addresses each. */
+const BLOCK_BITS = 19;
+export const MAX_SLOTS = 4096;
+
+/** Searched in this order: upper 10/8, carrier-grade NAT space, benchmarking space. */
+const POOLS = ["10.128.0.0/9", "100.64.0.0/10", "198.18.0.0/15"].map(parseCidr);
+
+export function parseBlock(text: string): Cidr {
+  const c = parseCidr(text);
+  if (c.bits !== BLOCK_BITS || formatCidr(c) !== text)
+    throw new AenvError("INVALID_ARGUMENT", `the address block ${text} is not a /${BLOCK_BITS}`);
+  return c;
+}
+
+/** The block that holds this host-side address. */
+export const blockOf = (ip: number): Cidr => {
+  const size = 2 ** (32 - BLOCK_BITS);
+  return { base: Math.floor(ip / size) * size, bits: BLOCK_BITS };
+};
+
+/**
+ * A block that overlaps nothing in `taken`. Where to start looking follows from the instance, so that two
+ * instances rarely even look at the same one.
+ */
+export function chooseBlock(instance: string, taken: readonly Cidr[]): Cidr {
+  const size = 2 ** (32 - BLOCK_BITS);
+  for (const pool of POOLS) {
+    const count = 2 ** (BLOCK_BITS - pool.bits);
+    // An odd multiplier spreads neighbouring instance numbers; every block is still visited once.
+    const start = (Number.parseInt(instance, 16) * 40503) % count;
+    for (let i = 0; i < count; i++) {
+      const c: Cidr = { base: pool.base + ((start + i) % count) * size, bits: BLOCK_BITS };
+      if (!taken.some((t) => overlaps(t, c))) return c;
+    }
+  }
+  throw new AenvError("UNAVAILABLE", "no free address block for network slots", {
+    hint: "The host's routes cover 10.128/9, 100.64/10 and 198.18/15; name a free /19 as the network's block.",
+  });
+}

@@ -1,0 +1,3 @@
+export { Network } from "./network.ts";
+export { GATEWAY_IP, GUEST_IP, GUEST_MAC } from "./rules.ts";
+export * from "./types.ts";

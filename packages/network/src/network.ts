@@ -1,0 +1,410 @@
+import { AenvError, type Logger, messageOf } from "@aenv/base";
+import { run } from "@aenv/host";
+import { blockOf, type Cidr, chooseBlock, formatCidr, MAX_SLOTS, parseBlock, parseCidr, parseIp } from "./address.ts";
+import * as host from "./host.ts";
+import { checkInstanceId, type Instance, planSlot, type SlotPlan, tableName } from "./names.ts";
+import { type GuestLimits, nodeRules, policyRules, slotRules, uplinkRules } from "./rules.ts";
+import { makeScript, removeScript } from "./script.ts";
+import {
+  type EgressPolicy,
+  type NetworkOptions,
+  OPEN_POLICY,
+  type Slot,
+  type SlotState,
+  type SlotView,
+  type SweepReport,
+} from "./types.ts";
+
+/** Small, so that the first of many waiters does not wait for the last. */
+const BATCH = 32;
+
+const LIMITS: GuestLimits = { connections: 1024, newPerSecond: 500, newBurst: 1000 };
+
+/** All slots together take at most this share of the root netns' connection table. */
+const CONNTRACK_SHARE = 0.5;
+
+interface Entry {
+  plan: SlotPlan;
+  state: SlotState;
+  /** The object that the present owner holds: a slot of an earlier owner is not accepted back. */
+  slot?: Slot;
+  /** Settles release(). */
+  released?: { resolve: () => void; reject: (e: unknown) => void };
+}
+
+interface Waiter {
+  resolve: (slot: Slot) => void;
+  reject: (e: unknown) => void;
+}
+
+/**
+ * The node's network slots. The kernel is the truth: open() finds what earlier runs left (adopt() or sweep() then
+ * decide about it). One Network per instance at a time.
+ */
+export class Network {
+  readonly #instance: Instance;
+  readonly #options: NetworkOptions;
+  readonly #logger: Logger;
+  readonly #deny: readonly Cidr[];
+  readonly #entries = new Map<number, Entry>();
+  readonly #waiters: Waiter[] = [];
+  #free: Entry[] = [];
+  #dirty: Entry[] = [];
+  /** How many free slots the callers of ensure() want. */
+  #target = 0;
+  #working: Promise<void> | undefined;
+  #uplinks: string[] = [];
+  #closed = false;
+
+  private constructor(instance: Instance, options: NetworkOptions, deny: readonly Cidr[]) {
+    this.#instance = instance;
+    this.#options = options;
+    this.#logger = options.logger;
+    this.#deny = deny;
+  }
+
+  /** Installs the node's rules and takes stock. Needs root. */
+  static async open(options: NetworkOptions): Promise<Network> {
+    const id = checkInstanceId(options.instance);
+    if (!Number.isInteger(options.limit) || options.limit < 1 || options.limit > MAX_SLOTS)
+      throw new AenvError("INVALID_ARGUMENT", `the limit of network slots must be 1..${MAX_SLOTS}`);
+    if (options.uplink !== undefined && !/^[^\s/"]{1,15}$/.test(options.uplink))
+      throw new AenvError("INVALID_ARGUMENT", `${JSON.stringify(options.uplink)} is not a network device`);
+    for (const dns of options.dns) checkResolver(dns);
+    const deny = (options.deny ?? []).map(parseCidr);
+    await host.barrier(id);
+    const block = await findBlock(id, options);
+    const network = new Network({ id, block, uidBase: options.uidBase ?? 200_000 }, options, deny);
+    await network.#start();
+    return network;
+  }
+
+  /** The block of host-side addresses in use, `a.b.c.d/19`; give it to open() again to keep it. */
+  get block(): string {
+    return formatCidr(this.#instance.block);
+  }
+
+  get free(): number {
+    return this.#free.length;
+  }
+
+  async #start(): Promise<void> {
+    await host.openTunToVmms(this.#logger);
+    this.#uplinks = await this.#findUplinks();
+    const flows = Math.floor(((await host.conntrackMax()) * CONNTRACK_SHARE) / this.#options.limit);
+    const rules = nodeRules({
+      instance: this.#instance.id,
+      block: this.#instance.block,
+      dns: this.#options.dns,
+      uplinks: this.#uplinks,
+      deny: this.#deny,
+      flowsPerSlot: Math.min(LIMITS.connections, Math.max(64, flows)),
+    });
+    await run("nft", ["-f", "-"], { input: rules });
+    for (const device of this.#uplinks) await host.enableForwarding(device, this.#logger);
+    for (const index of await host.inventory(this.#instance.id))
+      this.#entries.set(index, { plan: planSlot(this.#instance, index), state: "unclaimed" });
+  }
+
+  async #findUplinks(): Promise<string[]> {
+    return this.#options.uplink === undefined ? await host.defaultRouteDevices() : [this.#options.uplink];
+  }
+
+  /** Follows a change of the host's default route. Cheap when nothing changed. */
+  async refreshUplink(): Promise<void> {
+    const now = await this.#findUplinks();
+    if (now.join() === this.#uplinks.join()) return;
+    for (const device of now) await host.enableForwarding(device, this.#logger);
+    await run("nft", ["-f", "-"], { input: uplinkRules(this.#instance.id, now) });
+    this.#logger.info({ from: this.#uplinks, to: now }, "uplink changed");
+    this.#uplinks = now;
+  }
+
+  /** Resolves when at least `count` slots are free, or as many as the limit leaves room for. */
+  async ensure(count: number, signal?: AbortSignal): Promise<void> {
+    this.#assertOpen();
+    await this.refreshUplink();
+    this.#target = count;
+    this.#kick();
+    await abortable(this.#working ?? Promise.resolve(), signal);
+    if (this.#free.length < Math.min(count, this.#free.length + this.#room()))
+      throw new AenvError("UNAVAILABLE", "network slots could not be made", { hint: "Read the server log." });
+  }
+
+  /** A slot that nobody used since it was made or reset. Makes one when none is ready. */
+  acquire(signal?: AbortSignal): Promise<Slot> {
+    this.#assertOpen();
+    signal?.throwIfAborted();
+    const ready = this.#waiters.length === 0 ? this.#free.shift() : undefined;
+    if (ready) return Promise.resolve(this.#give(ready));
+    const coming = this.#dirty.length + this.#count("making") + this.#count("resetting");
+    if (this.#waiters.length >= coming + this.#room())
+      return Promise.reject(
+        new AenvError("SLOT_EXHAUSTED", `all ${this.#options.limit} network slots are in use`, {
+          data: { limit: this.#options.limit },
+        }),
+      );
+    return new Promise((resolve, reject) => {
+      const onAbort = (): void => {
+        const at = this.#waiters.indexOf(waiter);
+        if (at >= 0) this.#waiters.splice(at, 1);
+        reject(signal?.reason as Error);
+      };
+      const done = (): void => signal?.removeEventListener("abort", onAbort);
+      const waiter: Waiter = {
+        resolve: (slot) => {
+          done();
+          resolve(slot);
+        },
+        reject: (e) => {
+          done();
+          reject(e);
+        },
+      };
+      signal?.addEventListener("abort", onAbort, { once: true });
+      this.#waiters.push(waiter);
+      this.#kick();
+    });
+  }
+
+  /**
+   * Gives the slot back; its VM must be gone. Everything of it is made anew before another may have it; resolves when
+   * that is done. CONFLICT when the caller does not own it (any more).
+   */
+  release(slot: Slot): Promise<void> {
+    const entry = this.#entries.get(slot.index);
+    if (entry?.state !== "used" || entry.slot !== slot)
+      return Promise.reject(new AenvError("CONFLICT", `network slot ${slot.index} is not in this owner's hands`));
+    delete entry.slot;
+    entry.state = "resetting";
+    return new Promise((resolve, reject) => {
+      entry.released = { resolve, reject };
+      this.#dirty.push(entry);
+      this.#kick();
+    });
+  }
+
+  /** Claims slots of an earlier run. Those that the kernel no longer has are not in the answer. */
+  adopt(indexes: readonly number[]): Slot[] {
+    const out: Slot[] = [];
+    for (const index of indexes) {
+      const entry = this.#entries.get(index);
+      if (entry?.state === "unclaimed") out.push(this.#give(entry));
+      else if (entry) throw new AenvError("CONFLICT", `network slot ${index} is already ${entry.state}`);
+    }
+    return out;
+  }
+
+  /** Applies to connections made from now on. */
+  async setPolicy(slot: Slot, policy: EgressPolicy): Promise<void> {
+    const entry = this.#entries.get(slot.index);
+    if (entry?.state !== "used" || entry.slot !== slot)
+      throw new AenvError("CONFLICT", `network slot ${slot.index} is not in this owner's hands`);
+    const rules = policyRules(this.#instance.id, policy);
+    await run("nsenter", [`--net=/run/netns/${slot.netns}`, "nft", "-f", "-"], { input: rules });
+  }
+
+  /** Removes every slot of this instance that is neither owned nor in the pool. */
+  async sweep(): Promise<SweepReport> {
+    for (const index of await host.inventory(this.#instance.id)) {
+      if (!this.#entries.has(index))
+        this.#entries.set(index, { plan: planSlot(this.#instance, index), state: "unclaimed" });
+    }
+    const leaked = [...this.#entries.values()].filter((e) => e.state === "unclaimed");
+    const report: SweepReport = { freed: [], failed: [] };
+    for (let at = 0; at < leaked.length; at += BATCH) {
+      const batch = leaked.slice(at, at + BATCH);
+      const gone = await this.#remove(batch);
+      for (const { plan } of batch) {
+        if (gone.has(plan.index)) {
+          this.#entries.delete(plan.index);
+          report.freed.push(plan.index);
+        } else report.failed.push({ index: plan.index, reason: "its netns or veth is still there" });
+      }
+    }
+    if (leaked.length > 0) this.#logger.info({ ...report }, "network slots swept");
+    return report;
+  }
+
+  list(): SlotView[] {
+    return [...this.#entries.values()]
+      .map(({ plan, state }) => ({ index: plan.index, state, netns: plan.netns, hostIp: plan.hostIp }))
+      .sort((a, b) => a.index - b.index);
+  }
+
+  /** Lets running work end and leaves everything in the kernel, for the next server. */
+  async close(): Promise<void> {
+    this.#closed = true;
+    this.#target = 0;
+    for (const w of this.#waiters.splice(0)) w.reject(new AenvError("CANCELLED", "the network was closed"));
+    await this.#working;
+  }
+
+  /** Removes everything of the instance from the kernel, used slots included. */
+  async destroy(): Promise<void> {
+    await this.close();
+    for (const entry of this.#entries.values()) entry.state = "unclaimed";
+    this.#free = [];
+    const { failed } = await this.sweep();
+    if (failed.length > 0)
+      throw new AenvError("INTERNAL", `network slots are still there: ${failed.map((f) => f.index).join(", ")}`);
+    const table = `table inet ${tableName(this.#instance.id)}`;
+    await run("nft", ["-f", "-"], { input: `${table}\ndelete ${table}\n` });
+    await host.removeLock(this.#instance.id);
+  }
+
+  #assertOpen(): void {
+    if (this.#closed) throw new AenvError("UNAVAILABLE", "the network was closed");
+  }
+
+  #count(state: SlotState): number {
+    let n = 0;
+    for (const e of this.#entries.values()) if (e.state === state) n++;
+    return n;
+  }
+
+  #room(): number {
+    return Math.max(0, this.#options.limit - this.#entries.size);
+  }
+
+  #give(entry: Entry): Slot {
+    const { index, netns, tap, hostIp, uid, gid } = entry.plan;
+    entry.slot = { index, netns, tap, hostIp, uid, gid };
+    entry.state = "used";
+    return entry.slot;
+  }
+
+  #kick(): void {
+    this.#working ??= this.#work().finally(() => {
+      this.#working = undefined;
+      if (this.#dirty.length > 0 || this.#missing() > 0) this.#kick();
+    });
+  }
+
+  /** How many new slots are wanted and allowed. */
+  #missing(): number {
+    const wanted = this.#waiters.length + this.#target - this.#free.length - this.#dirty.length;
+    return Math.max(0, Math.min(wanted, this.#room()));
+  }
+
+  async #work(): Promise<void> {
+    // Callers of the same turn of the event loop share a batch.
+    await Promise.resolve();
+    for (;;) {
+      const dirty = this.#dirty.splice(0, BATCH);
+      const fresh = this.#reserve(Math.min(this.#missing(), BATCH - dirty.length));
+      if (dirty.length + fresh.length === 0) break;
+      await this.#renew(dirty, fresh);
+    }
+    this.#target = 0;
+  }
+
+  #reserve(count: number): Entry[] {
+    const out: Entry[] = [];
+    for (let index = 0; index < MAX_SLOTS && out.length < count; index++) {
+      if (this.#entries.has(index)) continue;
+      const entry: Entry = { plan: planSlot(this.#instance, index), state: "making" };
+      this.#entries.set(index, entry);
+      out.push(entry);
+    }
+    return out;
+  }
+
+  async #renew(dirty: readonly Entry[], fresh: readonly Entry[]): Promise<void> {
+    let failure: unknown;
+    let made = new Set<number>();
+    try {
+      const gone = dirty.length > 0 ? await this.#remove(dirty) : new Set<number>();
+      const todo = [...dirty.filter((e) => gone.has(e.plan.index)), ...fresh];
+      made = await this.#make(todo);
+    } catch (e) {
+      failure = e;
+    }
+    const bad: Entry[] = [];
+    for (const entry of [...dirty, ...fresh]) {
+      const released = entry.released;
+      delete entry.released;
+      if (made.has(entry.plan.index)) {
+        entry.state = "free";
+        this.#free.push(entry);
+        released?.resolve();
+      } else {
+        bad.push(entry);
+        released?.reject(new AenvError("INTERNAL", `network slot ${entry.plan.index} could not be reset`));
+      }
+    }
+    if (bad.length > 0) await this.#giveUp(bad, failure);
+    while (this.#waiters.length > 0 && this.#free.length > 0)
+      this.#waiters.shift()?.resolve(this.#give(this.#free.shift() as Entry));
+  }
+
+  /** Broken slots are removed; those that resist stay as unclaimed for the next sweep. */
+  async #giveUp(bad: readonly Entry[], failure: unknown): Promise<void> {
+    this.#target = 0;
+    this.#logger.error({ slots: bad.map((e) => e.plan.index), error: messageOf(failure) }, "network slots failed");
+    const gone = await this.#remove(bad).catch(() => new Set<number>());
+    for (const entry of bad) {
+      if (gone.has(entry.plan.index)) this.#entries.delete(entry.plan.index);
+      else entry.state = "unclaimed";
+    }
+    const error = new AenvError("UNAVAILABLE", "a network slot could not be made", { cause: failure });
+    for (const w of this.#waiters.splice(0)) w.reject(error);
+  }
+
+  async #make(entries: readonly Entry[]): Promise<Set<number>> {
+    if (entries.length === 0) return new Set();
+    const node = { dns: this.#options.dns, deny: this.#deny };
+    const rules = (plan: SlotPlan): string => slotRules(this.#instance.id, plan, node, LIMITS, OPEN_POLICY);
+    const plans = entries.map((e) => e.plan);
+    return answers("ok", await host.runScript(this.#instance.id, makeScript(plans, rules)), this.#logger);
+  }
+
+  async #remove(entries: readonly Entry[]): Promise<Set<number>> {
+    const plans = entries.map((e) => e.plan);
+    return answers(
+      "gone",
+      await host.runScript(this.#instance.id, removeScript(this.#instance.id, plans)),
+      this.#logger,
+    );
+  }
+}
+
+/** Indexes of the lines `<word> INDEX`; any other line is an error message. */
+function answers(word: string, output: string, logger: Logger): Set<number> {
+  const found = new Set<number>();
+  const other: string[] = [];
+  for (const line of output.split("\n")) {
+    const m = /^([a-z]+) (\d+)$/.exec(line);
+    if (m?.[1] === word) found.add(Number(m[2]));
+    else if (line.trim() !== "") other.push(line);
+  }
+  if (other.length > 0) logger.warn({ output: other.slice(0, 20) }, "a network script complained");
+  return found;
+}
+
+function checkResolver(text: string): void {
+  const first = Math.floor(parseIp(text) / 2 ** 24);
+  if (first === 0 || first === 127 || first >= 224)
+    throw new AenvError("INVALID_ARGUMENT", `guests cannot reach the resolver ${text}`, {
+      hint: "Name a resolver that is not on the loopback device.",
+    });
+}
+
+async function findBlock(id: string, options: NetworkOptions): Promise<Cidr> {
+  const { taken, own } = await host.hostAddresses(id);
+  const used = own[0] === undefined ? undefined : blockOf(parseIp(own[0]));
+  const given = options.block === undefined ? undefined : parseBlock(options.block);
+  // Running VMs keep their addresses, whatever the options say now.
+  return used ?? given ?? chooseBlock(id, [...taken, ...options.dns.map(parseCidr)]);
+}
+
+/** Resolves or rejects with the work, or rejects as soon as the signal aborts; the work goes on. */
+function abortable<T>(work: Promise<T>, signal?: AbortSignal): Promise<T> {
+  if (!signal) return work;
+  return new Promise((resolve, reject) => {
+    const onAbort = (): void => reject(signal.reason as Error);
+    if (signal.aborted) return onAbort();
+    signal.addEventListener("abort", onAbort, { once: true });
+    work.then(resolve, reject).finally(() => signal.removeEventListener("abort", onAbort));
+  });
+}

@@ -1,0 +1,66 @@
+import type { Logger } from "@aenv/base";
+
+/** What one virtual machine plugs into. Valid from acquire() (or adopt()) until release(). */
+export interface Slot {
+  readonly index: number;
+  /** Name under /run/netns. */
+  readonly netns: string;
+  readonly tap: "tap0";
+  /** From the root netns, `hostIp:<any port>` is the guest. */
+  readonly hostIp: string;
+  /** Owner of the tap; the VMM runs as this uid and gid. */
+  readonly uid: number;
+  readonly gid: number;
+}
+
+export interface NetworkOptions {
+  /** 4 hex digits; in every name that the network makes on the host. */
+  instance: string;
+  /** Most slots that may exist at once, 1..4096. */
+  limit: number;
+  /** IPv4 addresses of resolvers that guests may ask on port 53, wherever these are. */
+  dns: readonly string[];
+  logger: Logger;
+  /** Slot n's uid and gid are `uidBase + n`; default 200000. */
+  uidBase?: number;
+  /** Device that leads to the internet; default: whatever device has the default route at the time. */
+  uplink?: string;
+  /** /19 block of host-side addresses; default: the one in use, else a free one derived from the instance. */
+  block?: string;
+  /** More CIDRs that no guest may reach (say, the public address of a host behind 1:1 NAT). */
+  deny?: readonly string[];
+}
+
+/** What a guest may open connections to, inside what the node allows. `allow` wins over `deny`. */
+export interface EgressPolicy {
+  /** What happens to a destination that no rule names, and to DNS. */
+  allowInternet: boolean;
+  allow?: readonly string[];
+  deny?: readonly string[];
+}
+
+export const OPEN_POLICY: EgressPolicy = { allowInternet: true };
+
+export interface SweepReport {
+  /** Slots removed because nobody owned them. */
+  freed: number[];
+  /** Slots that could not be removed, with the reason. */
+  failed: { index: number; reason: string }[];
+}
+
+export type SlotState = "free" | "used" | "making" | "resetting" | "unclaimed";
+
+export interface SlotView {
+  index: number;
+  state: SlotState;
+  netns: string;
+  hostIp: string;
+}
+
+/** One thing about the host that keeps guests from working as promised, and what to do about it. */
+export interface Finding {
+  severity: "error" | "warning";
+  subject: string;
+  problem: string;
+  fix: string;
+}
