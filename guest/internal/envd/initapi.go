@@ -1,0 +1,217 @@
+package envd
+
+import (
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"time"
+)
+
+// initBody is what the node tells a sandbox after every launch.
+type initBody struct {
+	EnvVars        map[string]string `json:"envVars"`
+	AccessToken    *string           `json:"accessToken"`
+	Timestamp      *time.Time        `json:"timestamp"`
+	DefaultUser    *string           `json:"defaultUser"`
+	DefaultWorkdir *string           `json:"defaultWorkdir"`
+	SandboxID      string            `json:"sandboxId"`
+	TemplateID     string            `json:"templateId"`
+	Hostname       string            `json:"hostname"`
+	MachineID      string            `json:"machineId"`
+	Entropy        string            `json:"entropy"`
+	LifecycleID    string            `json:"lifecycleID"`
+	Cause          string            `json:"cause"`
+}
+
+const maxInitBody = 4 << 20
+
+var (
+	hostnameShape  = regexp.MustCompile(`^[a-zA-Z0-9]([a-zA-Z0-9.-]{0,62}[a-zA-Z0-9])?$`)
+	machineIDShape = regexp.MustCompile(`^[0-9a-f]{32}$`)
+)
+
+// postInit is not for users: once a token is set, only who knows that token (in the header, or as the token to be set
+// again) may call it, so that a stranger at the edge cannot take a sandbox over.
+func (s *server) postInit(w http.ResponseWriter, r *http.Request) {
+	var body initBody
+	if err := json.NewDecoder(io.LimitReader(r.Body, maxInitBody)).Decode(&body); err != nil && !errors.Is(err, io.EOF) {
+		fail(w, http.StatusBadRequest, "invalid init body: "+err.Error())
+		return
+	}
+	if current := s.state.accessToken(); current != "" && !sameToken(r.Header.Get("X-Access-Token"), current) {
+		if body.AccessToken == nil || !sameToken(*body.AccessToken, current) {
+			fail(w, http.StatusUnauthorized, unauthorized)
+			return
+		}
+	}
+	if body.Hostname != "" && !hostnameShape.MatchString(body.Hostname) {
+		fail(w, http.StatusBadRequest, "invalid hostname")
+		return
+	}
+	if body.MachineID != "" && !machineIDShape.MatchString(body.MachineID) {
+		fail(w, http.StatusBadRequest, "machineId is not 32 lower-case hex digits")
+		return
+	}
+	entropy, err := base64.StdEncoding.DecodeString(body.Entropy)
+	if err != nil {
+		fail(w, http.StatusBadRequest, "entropy is not base64")
+		return
+	}
+	newRun, fresh, settle := s.state.apply(&body)
+	defer settle()
+	if fresh {
+		if err := s.applyToMachine(&body, entropy); err != nil {
+			fmt.Fprintln(os.Stderr, "envd: init:", err)
+			fail(w, http.StatusInternalServerError, "init: "+err.Error())
+			return
+		}
+		if newRun {
+			s.conns.closeOthers(r.Context())
+		}
+	}
+	w.Header().Set("X-Envd-Version", Version)
+	w.WriteHeader(http.StatusNoContent)
+	if f, ok := w.(http.Flusher); ok {
+		f.Flush()
+	}
+	if fresh {
+		if err := s.state.save(); err != nil {
+			fmt.Fprintln(os.Stderr, "envd: state:", err)
+		}
+		s.writeIdentity(&body)
+	}
+}
+
+// apply takes the body over. newRun: another launch than the last one; fresh: not an older message of the same launch.
+// settle must be called when the files of the new identity are written.
+func (s *state) apply(b *initBody) (newRun, fresh bool, settle func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	newRun = b.LifecycleID != "" && b.LifecycleID != s.lifecycleID
+	if b.Timestamp != nil && !newRun && b.Timestamp.Before(s.lastInit) {
+		return newRun, false, func() {}
+	}
+	if b.Timestamp != nil {
+		s.lastInit = *b.Timestamp
+	}
+	if b.LifecycleID != "" {
+		s.lifecycleID = b.LifecycleID
+	}
+	if b.SandboxID != "" {
+		s.sandboxID = b.SandboxID
+	}
+	if b.TemplateID != "" {
+		s.templateID = b.TemplateID
+	}
+	if b.EnvVars != nil {
+		env := make(map[string]string, len(b.EnvVars)+3)
+		for k, v := range b.EnvVars {
+			if k != "" && !strings.ContainsAny(k, "=\x00") && strings.IndexByte(v, 0) < 0 {
+				env[k] = v
+			}
+		}
+		s.env = env
+	}
+	s.env["E2B_SANDBOX"] = "true"
+	if s.sandboxID != "" {
+		s.env["E2B_SANDBOX_ID"] = s.sandboxID
+	}
+	if s.templateID != "" {
+		s.env["E2B_TEMPLATE_ID"] = s.templateID
+	}
+	if b.AccessToken != nil {
+		s.token = *b.AccessToken
+	}
+	if b.DefaultUser != nil && *b.DefaultUser != "" {
+		s.user = *b.DefaultUser
+	}
+	if b.DefaultWorkdir != nil {
+		s.workdir = *b.DefaultWorkdir
+	}
+	settled := make(chan struct{})
+	s.settled = settled
+	return newRun, true, func() { close(settled) }
+}
+
+// applyToMachine does what must be true before the sandbox is visible.
+func (s *server) applyToMachine(b *initBody, entropy []byte) error {
+	if !s.guest {
+		return nil
+	}
+	if len(entropy) > 0 {
+		if err := reseed(entropy); err != nil {
+			return fmt.Errorf("entropy: %w", err)
+		}
+	}
+	if b.Timestamp != nil {
+		if err := stepClock(*b.Timestamp); err != nil {
+			return fmt.Errorf("clock: %w", err)
+		}
+	}
+	if b.Hostname != "" {
+		if err := setHostname(b.Hostname); err != nil {
+			return fmt.Errorf("hostname: %w", err)
+		}
+	}
+	return nil
+}
+
+// writeIdentity keeps the files that name this machine in step. Failing here (a full or read-only disk) is no reason
+// to refuse a launch.
+func (s *server) writeIdentity(b *initBody) {
+	if s.runDir != "" {
+		_ = os.MkdirAll(s.runDir, 0o755)
+		for name, value := range map[string]string{".E2B_SANDBOX": "true", ".E2B_SANDBOX_ID": b.SandboxID, ".E2B_TEMPLATE_ID": b.TemplateID} {
+			if value != "" {
+				_ = os.WriteFile(filepath.Join(s.runDir, name), []byte(value), 0o444)
+			}
+		}
+	}
+	if !s.guest {
+		return
+	}
+	report := func(what string, err error) {
+		if err != nil {
+			fmt.Fprintln(os.Stderr, "envd:", what, err)
+		}
+	}
+	if b.MachineID != "" {
+		report("machine-id", os.WriteFile("/etc/machine-id", []byte(b.MachineID+"\n"), 0o444))
+	}
+	if b.Hostname != "" {
+		report("hostname", os.WriteFile("/etc/hostname", []byte(b.Hostname+"\n"), 0o644))
+		report("hosts", nameInHosts("/etc/hosts", b.Hostname))
+	}
+}
+
+const hostsMark = " # this sandbox"
+
+// nameInHosts makes the host name resolve (sudo asks for it) and leaves every other line alone.
+func nameInHosts(path, hostname string) error {
+	old, err := os.ReadFile(path)
+	if err != nil && !os.IsNotExist(err) {
+		return err
+	}
+	line := "127.0.1.1 " + hostname + hostsMark + "\n"
+	var out strings.Builder
+	for l := range strings.Lines(string(old)) {
+		if !strings.Contains(l, hostsMark) {
+			out.WriteString(l)
+		}
+	}
+	text := out.String()
+	if text != "" && !strings.HasSuffix(text, "\n") {
+		text += "\n"
+	}
+	if text += line; text == string(old) {
+		return nil
+	}
+	return os.WriteFile(path, []byte(text), 0o644)
+}
