@@ -12,7 +12,17 @@ export const RUNTIME = [
 ] as const;
 
 /** What the tests and benchmarks need on top: outside peers of our own parts. */
-export const TEST = ["cpio", "fio", "libnbd-bin", "nginx-light", "podman", "python3-venv", "qemu-utils"] as const;
+export const TEST = [
+  "cpio",
+  "curl",
+  "fio",
+  "libnbd-bin",
+  "nginx-light",
+  "podman",
+  "python3-venv",
+  "qemu-utils",
+  "wrk",
+] as const;
 
 /** Packages that are taken from <release>-backports where the release's own version is older than `version`. */
 export const NEWER: Readonly<Record<string, { version: string; why: string }>> = {
