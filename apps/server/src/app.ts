@@ -1,0 +1,196 @@
+import { createServer, type IncomingMessage, type Server, type ServerResponse } from "node:http";
+import type { Duplex } from "node:stream";
+import { AenvError, deadline, type Logger, randomName } from "@aenv/base";
+import { LATER, type QueryValue, ROUTE_IDS, ROUTES, type RouteDef } from "@aenv/contract";
+import { fastify, type FastifyInstance, type FastifyReply, type FastifyRequest } from "fastify";
+import { authenticate, type Caller, type KeyStore } from "./auth.ts";
+import { type Call, type Handlers, parseBody, parseJson, parseQuery, type Reply } from "./call.ts";
+import { toAenvError, type WireError, wireError } from "./errors.ts";
+import type { ServerMetrics } from "./metrics.ts";
+import type { EdgePort } from "./ports.ts";
+
+const BODY_LIMIT_BYTES = 16 * 1024 * 1024;
+/** The SDKs give up after 60 s; a little later nobody waits for the answer. */
+const HANDLER_DEADLINE_MS = 70_000;
+/** A client that sends its API request slower than this is cut off. Sandbox traffic has no such limit. */
+const RECEIVE_DEADLINE_MS = 60_000;
+/** Longer than the pools of common clients and proxies keep a connection, so that they close first. */
+const KEEP_ALIVE_MS = 75_000;
+
+export interface AppDeps {
+  handlers: Handlers;
+  keys: KeyStore;
+  logger: Logger;
+  metrics: ServerMetrics;
+  /** Absent in tests of the API alone. */
+  edge?: EdgePort;
+}
+
+declare module "fastify" {
+  interface FastifyRequest {
+    caller?: Caller;
+    receiving?: NodeJS.Timeout;
+  }
+}
+
+/** The HTTP server: sandbox traffic goes to the edge, the rest is the API of the route table. */
+export function buildApp(deps: AppDeps): FastifyInstance {
+  const app = fastify({
+    serverFactory: (handler) => makeServer(handler, deps.edge),
+    bodyLimit: BODY_LIMIT_BYTES,
+    genReqId: () => randomName(12),
+    logger: false,
+    return503OnClosing: true,
+    routerOptions: { maxParamLength: 1024, ignoreTrailingSlash: true },
+    clientErrorHandler: onClientError,
+    frameworkErrors: (e, request, reply) => sendError(e, request, reply as FastifyReply, deps),
+  });
+  app.decorateRequest("caller", undefined);
+  app.decorateRequest("receiving", undefined);
+  app.removeAllContentTypeParsers();
+  app.addContentTypeParser("*", { parseAs: "buffer" }, (_request, body, done) => {
+    try {
+      done(null, parseJson(body as Buffer));
+    } catch (e) {
+      done(e as Error);
+    }
+  });
+  addHooks(app, deps);
+  app.setErrorHandler((e, request, reply) => sendError(e, request, reply, deps));
+  app.setNotFoundHandler((request) => {
+    throw new AenvError("NOT_FOUND", `there is no ${request.method} ${request.url.split("?")[0]?.slice(0, 200)}`, {
+      hint: "GET /docs lists every endpoint. For a port of a sandbox send E2b-Sandbox-Id and E2b-Sandbox-Port, or use the host <port>-<id>.<domain>.",
+    });
+  });
+  for (const id of ROUTE_IDS) mount(app, ROUTES[id], deps, deps.handlers[id] as AnyHandler, id);
+  for (const { method, path, feature } of LATER) {
+    const refuse = (): never => {
+      throw new AenvError("UNIMPLEMENTED", `this version of AgentENV does not have ${feature} yet`);
+    };
+    const def = { method, path, auth: "key", tag: "Node", summary: feature, success: {}, errors: [] } as const;
+    mount(app, def, deps, refuse, "later");
+  }
+  return app;
+}
+
+type AnyHandler = (call: Call<RouteDef>) => Reply<number, unknown> | Promise<Reply<number, unknown>>;
+
+function makeServer(handler: (req: IncomingMessage, res: ServerResponse) => void, edge?: EdgePort): Server {
+  const server = createServer(
+    {
+      // Uploads into sandboxes take as long as they take; API bodies have their own deadline.
+      requestTimeout: 0,
+      headersTimeout: RECEIVE_DEADLINE_MS,
+      keepAliveTimeout: KEEP_ALIVE_MS,
+      noDelay: true,
+    },
+    (req, res) => {
+      if (edge?.handlesRequest(req)) edge.request(req, res);
+      else handler(req, res);
+    },
+  );
+  server.on("upgrade", (req: IncomingMessage, socket: Duplex, head: Buffer) => {
+    if (edge?.handlesRequest(req)) edge.upgrade(req, socket, head);
+    else rawError(socket, wireError(new AenvError("NOT_FOUND", "the API has no endpoint that upgrades")));
+  });
+  return server;
+}
+
+const REASONS: Readonly<Record<number, string>> = { 400: "Bad Request", 404: "Not Found", 408: "Request Timeout" };
+
+/** For sockets that have no response object. */
+function rawError(socket: Duplex, e: WireError): void {
+  const body = JSON.stringify(e.body);
+  if (socket.writable)
+    socket.end(
+      `HTTP/1.1 ${e.status} ${REASONS[e.status] ?? "Error"}\r\ncontent-type: application/json; charset=utf-8\r\ncontent-length: ${Buffer.byteLength(body)}\r\nconnection: close\r\n\r\n${body}`,
+    );
+  else socket.destroy();
+}
+
+function onClientError(e: NodeJS.ErrnoException, socket: Duplex): void {
+  if (e.code === "ECONNRESET") return void socket.destroy();
+  const what =
+    e.code === "HPE_HEADER_OVERFLOW"
+      ? "the headers are too large"
+      : e.code === "ERR_HTTP_REQUEST_TIMEOUT"
+        ? "the headers did not arrive in time"
+        : "this is not an HTTP request that the server understands";
+  rawError(socket, wireError(new AenvError("INVALID_ARGUMENT", what)));
+}
+
+function addHooks(app: FastifyInstance, deps: AppDeps): void {
+  app.addHook("onRequest", (request, reply, done) => {
+    reply.header("x-request-id", request.id);
+    request.receiving = setTimeout(() => request.raw.destroy(), RECEIVE_DEADLINE_MS).unref();
+    done();
+  });
+  app.addHook("preValidation", (request, _reply, done) => {
+    clearTimeout(request.receiving);
+    done();
+  });
+  app.addHook("onResponse", (request, reply, done) => {
+    clearTimeout(request.receiving);
+    const route = (request.routeOptions.config as { id?: string }).id ?? "none";
+    deps.metrics.request(route, request.method, reply.statusCode, reply.elapsedTime);
+    deps.logger.debug({ id: request.id, route, status: reply.statusCode, ms: Math.round(reply.elapsedTime) }, "request");
+    done();
+  });
+}
+
+function sendError(e: unknown, request: FastifyRequest, reply: FastifyReply, deps: AppDeps): FastifyReply {
+  const { status, body, headers } = wireError(toAenvError(e, deps.logger, request.id));
+  // What is left of the body is not worth reading.
+  if (!request.raw.complete) reply.header("connection", "close");
+  return reply.code(status).headers(headers).send(body);
+}
+
+const fastifyPath = (path: string): string => path.replace(/\{(\w+)\}/g, ":$1");
+
+function mount(app: FastifyInstance, def: RouteDef, deps: AppDeps, handler: AnyHandler, id: string): void {
+  app.route({
+    method: def.method,
+    url: fastifyPath(def.path),
+    config: { id },
+    // Before the body is read: strangers cannot make the server take 16 MiB.
+    onRequest: (request, _reply, done) => {
+      try {
+        if (def.auth === "key") request.caller = authenticate(request.headers, deps.keys);
+        done();
+      } catch (e) {
+        done(e as Error);
+      }
+    },
+    handler: async (request, reply) => {
+      const { status, body, headers } = await handler(callOf(def, request, reply));
+      reply.code(status);
+      if (headers) reply.headers(headers);
+      return reply.send(body);
+    },
+  });
+}
+
+function callOf(def: RouteDef, request: FastifyRequest, reply: FastifyReply): Call<RouteDef> {
+  let signal: AbortSignal | undefined;
+  return {
+    params: request.params as Call<RouteDef>["params"],
+    query: parseQuery(def, request.query as Record<string, QueryValue>) as undefined,
+    body: parseBody(def, request.body) as undefined,
+    headers: request.headers,
+    get caller() {
+      if (!request.caller) throw new AenvError("UNAUTHENTICATED", "the request has no API key");
+      return request.caller;
+    },
+    get signal() {
+      return (signal ??= signalOf(reply));
+    },
+  };
+}
+
+function signalOf(reply: FastifyReply): AbortSignal {
+  const gone = new AbortController();
+  reply.raw.once("close", () => {
+    if (!reply.raw.writableFinished) gone.abort(new AenvError("CANCELLED", "the client hung up"));
+  });
+  return deadline(HANDLER_DEADLINE_MS, gone.signal);
+}

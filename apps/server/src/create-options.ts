@@ -1,0 +1,67 @@
+import type { IncomingHttpHeaders } from "node:http";
+import { AenvError } from "@aenv/base";
+import { DEFAULT_TIMEOUT_S, type NetworkConfig, type NewSandbox } from "@aenv/contract";
+import type { CreateOptions } from "@aenv/engine";
+import type { Features } from "./ports.ts";
+
+const lacking = (what: string, hint: string): AenvError =>
+  new AenvError("INVALID_ARGUMENT", `this node cannot give what ${what} asks for`, { hint });
+
+/**
+ * Refuses every option that the node would have to ignore and that changes what the sandbox is or may do. Options that
+ * ask for nothing (false, null, empty) pass: SDKs send them by default.
+ */
+function refuseLacking(body: NewSandbox, features: Features): void {
+  if (body.autoPause && !features.pause)
+    throw lacking("autoPause", "Leave autoPause out: the sandbox is then killed at the end of its time.");
+  if (body.autoResume?.enabled && !features.pause) throw lacking("autoResume", "Leave autoResume out.");
+  if (body.allow_internet_access === false && !features.internetOff)
+    throw lacking("allow_internet_access: false", "Leave it out: sandboxes of this version reach the internet.");
+  if (Object.keys(body.mcp ?? {}).length > 0) throw lacking("mcp", "Start the MCP server in the sandbox by a command.");
+  if (Object.keys(body.iam?.tokens ?? {}).length > 0) throw lacking("iam.tokens", "Hand tokens over as envVars.");
+  if ((body.volumeMounts ?? []).length > 0) throw lacking("volumeMounts", "Write files into the sandbox instead.");
+  if (body.network) refuseNetwork(body.network, features);
+}
+
+function refuseNetwork(network: NetworkConfig, features: Features): void {
+  const lists = { allowOut: network.allowOut, denyOut: network.denyOut, httpsPorts: network.httpsPorts };
+  for (const [name, list] of Object.entries(lists)) {
+    if ((list ?? []).length > 0) throw lacking(`network.${name}`, "Leave it out: this version has no network rules.");
+  }
+  if (Object.keys(network.rules ?? {}).length > 0) throw lacking("network.rules", "Leave it out.");
+  if (network.egressProxy) throw lacking("network.egressProxy", "Set a proxy by envVars.");
+  if (network.maskRequestHost) throw lacking("network.maskRequestHost", "Leave it out.");
+  if (network.allowPublicTraffic === false && !features.privateTraffic)
+    throw lacking("network.allowPublicTraffic: false", "Leave it out: every port of the sandbox is then public.");
+}
+
+/** From a checked body of either version to what the engine takes. */
+export function createOptions(
+  version: "v1" | "v2",
+  body: NewSandbox,
+  context: { team: string; headers: IncomingHttpHeaders; features: Features },
+): CreateOptions {
+  refuseLacking(body, context.features);
+  const key = idempotencyKey(context.headers["idempotency-key"]);
+  return {
+    template: body.templateID,
+    team: context.team,
+    timeoutMs: (body.timeout ?? DEFAULT_TIMEOUT_S[version]) * 1000,
+    metadata: body.metadata ?? {},
+    envVars: body.envVars ?? {},
+    secure: version === "v2" || body.secure !== false,
+    autoPause: body.autoPause === true,
+    autoPauseMemory: body.autoPauseMemory !== false,
+    autoResume: body.autoResume?.enabled === true,
+    allowInternetAccess: body.allow_internet_access ?? null,
+    allowPublicTraffic: body.network?.allowPublicTraffic !== false,
+    ...(key === undefined ? {} : { idempotencyKey: key }),
+  };
+}
+
+function idempotencyKey(header: string | string[] | undefined): string | undefined {
+  if (header === undefined) return undefined;
+  if (typeof header !== "string" || !/^[\x21-\x7e]{1,255}$/.test(header))
+    throw new AenvError("INVALID_ARGUMENT", "Idempotency-Key is not 1 to 255 visible ASCII characters");
+  return header;
+}

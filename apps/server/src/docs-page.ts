@@ -1,0 +1,3 @@
+export function docsPage(_: { version: string }): string {
+  return "";
+}

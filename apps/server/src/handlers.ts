@@ -1,0 +1,12 @@
+import type { KeyStore } from "./auth.ts";
+import type { Handlers } from "./call.ts";
+import type { ServerMetrics } from "./metrics.ts";
+import { accountRoutes } from "./routes/account.ts";
+import { nodeRoutes } from "./routes/node.ts";
+import { type RouteDeps, sandboxRoutes } from "./routes/sandboxes.ts";
+import { templateRoutes } from "./routes/templates.ts";
+
+/** Every route of the table; a missing one does not compile. */
+export function allHandlers(deps: RouteDeps & { keys: KeyStore; metrics: ServerMetrics }): Handlers {
+  return { ...sandboxRoutes(deps), ...templateRoutes(deps), ...accountRoutes(deps.keys), ...nodeRoutes(deps) };
+}

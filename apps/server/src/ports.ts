@@ -1,0 +1,56 @@
+import type { IncomingMessage, ServerResponse } from "node:http";
+import type { Duplex } from "node:stream";
+import type { DoctorReport, Timing } from "@aenv/contract";
+import type { Engine } from "@aenv/engine";
+
+/** What the handlers need of the engine; the real one fits as it is. */
+export type EngineApi = Pick<
+  Engine,
+  | "templates"
+  | "create"
+  | "get"
+  | "list"
+  | "kill"
+  | "setTimeout"
+  | "extend"
+  | "connect"
+  | "metrics"
+  | "latestMetrics"
+  | "logs"
+  | "pools"
+>;
+
+/** Options of a create that change what a sandbox is: a node that lacks one refuses it instead of ignoring it. */
+export interface Features {
+  pause: boolean;
+  /** `allow_internet_access: false`. */
+  internetOff: boolean;
+  /** `network.allowPublicTraffic: false`. */
+  privateTraffic: boolean;
+}
+
+/** Facts about this node that are not the engine's. */
+export interface NodeApi {
+  readonly version: string;
+  readonly instance: string;
+  readonly domain: string;
+  readonly features: Features;
+  facts(): NodeFacts;
+  timings(): Timing[];
+  doctor(signal: AbortSignal): Promise<DoctorReport>;
+}
+
+export interface NodeFacts {
+  vmm: string;
+  vmmVersion: string;
+  accel: string;
+  accelReason: string;
+  envdVersion: string;
+}
+
+/** The sandboxes' own traffic, answered before the API sees the request. */
+export interface EdgePort {
+  handlesRequest(req: IncomingMessage): boolean;
+  request(req: IncomingMessage, res: ServerResponse): void;
+  upgrade(req: IncomingMessage, socket: Duplex, head: Buffer): void;
+}

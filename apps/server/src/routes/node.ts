@@ -1,0 +1,56 @@
+import { availableParallelism } from "node:os";
+import { openApiDocument } from "@aenv/contract";
+import { type Handlers, ok } from "../call.ts";
+import { docsPage } from "../docs-page.ts";
+import type { ServerMetrics } from "../metrics.ts";
+import type { RouteDeps } from "./sandboxes.ts";
+
+type NodeRoutes = Pick<Handlers, "health" | "node" | "doctor" | "nodeMetrics" | "openapi" | "docs">;
+
+/** Scripts and outside resources are off: the page holds text that came from us alone, and stays that way. */
+const PAGE_HEADERS = {
+  "content-type": "text/html; charset=utf-8",
+  "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'",
+};
+
+export function nodeRoutes({ engine, node, metrics }: RouteDeps & { metrics: ServerMetrics }): NodeRoutes {
+  let document: string | undefined;
+  let page: string | undefined;
+  const total = (states: "running" | "paused"): number => engine.list({ states: [states], limit: 1 }).totalRunning;
+
+  return {
+    health: () => ok({ status: "ok" as const, version: node.version }),
+
+    node: () => {
+      const pools: Record<string, number> = {};
+      for (const p of engine.pools()) {
+        const name = p.template ?? p.snapshotId;
+        pools[`${name}.hot`] = p.hot;
+        pools[`${name}.prepared`] = p.prepared;
+      }
+      return ok({
+        version: node.version,
+        instance: node.instance,
+        domain: node.domain,
+        uptimeSeconds: Math.round(process.uptime()),
+        cpuCount: availableParallelism(),
+        residentBytes: process.memoryUsage.rss(),
+        sandboxes: { running: total("running"), paused: 0 },
+        pools,
+        ...node.facts(),
+        timings: [metrics.eventLoopDelay(), ...node.timings()],
+      });
+    },
+
+    doctor: async ({ signal }) => ok(await node.doctor(signal)),
+    nodeMetrics: async () => ok(await metrics.text(), { "content-type": metrics.contentType }),
+    openapi: () => {
+      document ??= JSON.stringify(openApiDocument({ version: node.version }));
+      return ok(document, { "content-type": "application/json; charset=utf-8" });
+    },
+    docs: () => {
+      page ??= docsPage({ version: node.version });
+      return ok(page, PAGE_HEADERS);
+    },
+  };
+}

@@ -1,0 +1,177 @@
+import type {
+  ApiKey,
+  ListedSandbox,
+  Sandbox,
+  SandboxDetail,
+  SandboxLogEntry,
+  SandboxLogs,
+  SandboxMetric,
+  SandboxState,
+  Template,
+  TemplateWithBuilds,
+} from "@aenv/contract";
+import type { LogEntry, MetricSample, SandboxView, TemplateView, VisibleState } from "@aenv/engine";
+import type { ApiKeyRecord } from "@aenv/state";
+
+/** Clients need one, nobody reads it. */
+const CLIENT_ID = "aenv";
+
+const iso = (ms: number): string => new Date(ms).toISOString();
+
+/** What a client sees of each state; undefined: to it the sandbox does not exist (any more). */
+const SEEN: Readonly<Record<VisibleState, SandboxState | undefined>> = {
+  creating: undefined,
+  running: "running",
+  pausing: "paused",
+  paused: "paused",
+  resuming: "running",
+  killing: undefined,
+};
+
+export const seenState = (view: SandboxView): SandboxState | undefined => SEEN[view.state];
+
+/** The engine's states behind the states that a client asks for. */
+export const statesBehind = (wanted: readonly SandboxState[]): VisibleState[] =>
+  (Object.keys(SEEN) as VisibleState[]).filter((s) => wanted.some((w) => w === SEEN[s]));
+
+export function sandboxOf(v: SandboxView, domain: string): Sandbox {
+  return {
+    templateID: v.templateId,
+    sandboxID: v.sandboxId,
+    clientID: CLIENT_ID,
+    ...(v.alias === undefined ? {} : { alias: v.alias }),
+    envdVersion: v.envdVersion,
+    ...(v.envdAccessToken === undefined ? {} : { envdAccessToken: v.envdAccessToken }),
+    trafficAccessToken: v.trafficAccessToken ?? null,
+    domain,
+  };
+}
+
+export function listedOf(v: SandboxView): ListedSandbox {
+  return {
+    templateID: v.templateId,
+    sandboxID: v.sandboxId,
+    clientID: CLIENT_ID,
+    ...(v.alias === undefined ? {} : { alias: v.alias }),
+    startedAt: iso(v.startedAt),
+    endAt: iso(v.endAt),
+    cpuCount: v.cpuCount,
+    memoryMB: v.memoryMB,
+    diskSizeMB: v.diskSizeMB,
+    metadata: v.metadata,
+    state: seenState(v) ?? "running",
+    envdVersion: v.envdVersion,
+    volumeMounts: [],
+  };
+}
+
+export function detailOf(v: SandboxView, domain: string): SandboxDetail {
+  return {
+    ...listedOf(v),
+    domain,
+    ...(v.envdAccessToken === undefined ? {} : { envdAccessToken: v.envdAccessToken }),
+    allowInternetAccess: v.allowInternetAccess,
+    ...(v.trafficAccessToken === undefined ? {} : { network: { allowPublicTraffic: false } }),
+    lifecycle: { onTimeout: v.lifecycle.onTimeout, autoResume: v.lifecycle.autoResume },
+  };
+}
+
+export function metricOf(m: MetricSample): SandboxMetric {
+  return {
+    timestamp: iso(m.timestamp),
+    timestampUnix: Math.floor(m.timestamp / 1000),
+    cpuCount: m.cpuCount,
+    cpuUsedPct: m.cpuUsedPct,
+    memUsed: m.memUsed,
+    memTotal: m.memTotal,
+    memCache: m.memCache,
+    diskUsed: m.diskUsed,
+    diskTotal: m.diskTotal,
+  };
+}
+
+const asText = (value: unknown): string => (typeof value === "string" ? value : (JSON.stringify(value) ?? ""));
+
+/** The CLI reads `level`, `logger` and `message` out of each line. */
+export function logsOf(entries: readonly LogEntry[]): SandboxLogs {
+  const logEntries: SandboxLogEntry[] = entries.map((e) => ({
+    timestamp: iso(e.timestamp),
+    message: e.message,
+    level: e.level,
+    fields: Object.fromEntries(Object.entries(e.fields).map(([k, v]) => [k, asText(v)])),
+  }));
+  const logs = logEntries.map((e) => ({
+    timestamp: e.timestamp,
+    line: JSON.stringify({ ...e.fields, level: e.level, message: e.message, timestamp: e.timestamp }),
+  }));
+  return { logs, logEntries };
+}
+
+const namesOf = (t: TemplateView): string[] => [...new Set([t.name, ...t.aliases])];
+
+export function templateOf(t: TemplateView): Template {
+  return {
+    templateID: t.templateId,
+    buildID: t.snapshotId,
+    cpuCount: t.cpuCount,
+    memoryMB: t.memoryMB,
+    diskSizeMB: t.diskSizeMB,
+    public: t.public,
+    aliases: namesOf(t),
+    names: namesOf(t),
+    createdAt: iso(t.createdAt),
+    updatedAt: iso(t.updatedAt),
+    createdBy: null,
+    lastSpawnedAt: t.lastSpawnedAt === undefined ? null : iso(t.lastSpawnedAt),
+    spawnCount: t.spawnCount,
+    buildCount: t.buildCount,
+    envdVersion: t.envdVersion,
+    buildStatus: "ready",
+  };
+}
+
+export function templateWithBuildsOf(t: TemplateView): TemplateWithBuilds {
+  return {
+    templateID: t.templateId,
+    public: t.public,
+    aliases: namesOf(t),
+    names: namesOf(t),
+    createdAt: iso(t.createdAt),
+    updatedAt: iso(t.updatedAt),
+    lastSpawnedAt: t.lastSpawnedAt === undefined ? null : iso(t.lastSpawnedAt),
+    spawnCount: t.spawnCount,
+    builds: [
+      {
+        buildID: t.snapshotId,
+        status: "ready",
+        createdAt: iso(t.createdAt),
+        updatedAt: iso(t.updatedAt),
+        finishedAt: iso(t.updatedAt),
+        cpuCount: t.cpuCount,
+        memoryMB: t.memoryMB,
+        diskSizeMB: t.diskSizeMB,
+        envdVersion: t.envdVersion,
+      },
+    ],
+  };
+}
+
+const KEY_PREFIX = "e2b_";
+/** Hex digits after the prefix. */
+const KEY_DIGITS = 40;
+
+export function apiKeyOf(k: ApiKeyRecord): ApiKey {
+  return {
+    id: k.id,
+    name: k.name,
+    mask: {
+      prefix: KEY_PREFIX,
+      valueLength: KEY_DIGITS,
+      maskedValuePrefix: "",
+      maskedValueSuffix: k.mask.slice(-4),
+    },
+    createdAt: iso(k.createdAt),
+    lastUsed: k.lastUsedAt === undefined ? null : iso(k.lastUsedAt),
+    createdBy: null,
+  };
+}
