@@ -1,4 +1,4 @@
-import { createServer, type IncomingMessage, type Server, type ServerResponse } from "node:http";
+import type { RequestListener, Server } from "node:http";
 import type { Duplex } from "node:stream";
 import { AenvError, deadline, type Logger, randomName } from "@aenv/base";
 import { LATER, type QueryValue, ROUTE_IDS, ROUTES, type RouteDef } from "@aenv/contract";
@@ -7,23 +7,20 @@ import { authenticate, type Caller, type KeyStore } from "./auth.ts";
 import { type Call, type Handlers, parseBody, parseJson, parseQuery, type Reply } from "./call.ts";
 import { toAenvError, type WireError, wireError } from "./errors.ts";
 import type { ServerMetrics } from "./metrics.ts";
-import type { EdgePort } from "./ports.ts";
 
 const BODY_LIMIT_BYTES = 16 * 1024 * 1024;
 /** The SDKs give up after 60 s; a little later nobody waits for the answer. */
 const HANDLER_DEADLINE_MS = 70_000;
 /** A client that sends its API request slower than this is cut off. Sandbox traffic has no such limit. */
 const RECEIVE_DEADLINE_MS = 60_000;
-/** Longer than the pools of common clients and proxies keep a connection, so that they close first. */
-const KEEP_ALIVE_MS = 75_000;
 
 export interface AppDeps {
   handlers: Handlers;
   keys: KeyStore;
   logger: Logger;
   metrics: ServerMetrics;
-  /** Absent in tests of the API alone. */
-  edge?: EdgePort;
+  /** Puts something before the API: the edge. The default is a plain HTTP server. */
+  server?: (api: RequestListener) => Server;
 }
 
 declare module "fastify" {
@@ -36,14 +33,14 @@ declare module "fastify" {
 /** The HTTP server: sandbox traffic goes to the edge, the rest is the API of the route table. */
 export function buildApp(deps: AppDeps): FastifyInstance {
   const app = fastify({
-    serverFactory: (handler) => makeServer(handler, deps.edge),
+    ...(deps.server ? { serverFactory: deps.server } : {}),
     bodyLimit: BODY_LIMIT_BYTES,
     genReqId: () => randomName(12),
     logger: false,
     return503OnClosing: true,
     routerOptions: { maxParamLength: 1024, ignoreTrailingSlash: true },
     clientErrorHandler: onClientError,
-    frameworkErrors: (e, request, reply) => sendError(e, request, reply as FastifyReply, deps),
+    frameworkErrors: (e, request, reply) => void sendError(e, request, reply as FastifyReply, deps),
   });
   app.decorateRequest("caller", undefined);
   app.decorateRequest("receiving", undefined);
@@ -62,7 +59,7 @@ export function buildApp(deps: AppDeps): FastifyInstance {
       hint: "GET /docs lists every endpoint. For a port of a sandbox send E2b-Sandbox-Id and E2b-Sandbox-Port, or use the host <port>-<id>.<domain>.",
     });
   });
-  for (const id of ROUTE_IDS) mount(app, ROUTES[id], deps, deps.handlers[id] as AnyHandler, id);
+  for (const id of ROUTE_IDS) mount(app, ROUTES[id], deps, deps.handlers[id], id);
   for (const { method, path, feature } of LATER) {
     const refuse = (): never => {
       throw new AenvError("UNIMPLEMENTED", `this version of AgentENV does not have ${feature} yet`);
@@ -74,27 +71,6 @@ export function buildApp(deps: AppDeps): FastifyInstance {
 }
 
 type AnyHandler = (call: Call<RouteDef>) => Reply<number, unknown> | Promise<Reply<number, unknown>>;
-
-function makeServer(handler: (req: IncomingMessage, res: ServerResponse) => void, edge?: EdgePort): Server {
-  const server = createServer(
-    {
-      // Uploads into sandboxes take as long as they take; API bodies have their own deadline.
-      requestTimeout: 0,
-      headersTimeout: RECEIVE_DEADLINE_MS,
-      keepAliveTimeout: KEEP_ALIVE_MS,
-      noDelay: true,
-    },
-    (req, res) => {
-      if (edge?.handlesRequest(req)) edge.request(req, res);
-      else handler(req, res);
-    },
-  );
-  server.on("upgrade", (req: IncomingMessage, socket: Duplex, head: Buffer) => {
-    if (edge?.handlesRequest(req)) edge.upgrade(req, socket, head);
-    else rawError(socket, wireError(new AenvError("NOT_FOUND", "the API has no endpoint that upgrades")));
-  });
-  return server;
-}
 
 const REASONS: Readonly<Record<number, string>> = { 400: "Bad Request", 404: "Not Found", 408: "Request Timeout" };
 
@@ -133,7 +109,10 @@ function addHooks(app: FastifyInstance, deps: AppDeps): void {
     clearTimeout(request.receiving);
     const route = (request.routeOptions.config as { id?: string }).id ?? "none";
     deps.metrics.request(route, request.method, reply.statusCode, reply.elapsedTime);
-    deps.logger.debug({ id: request.id, route, status: reply.statusCode, ms: Math.round(reply.elapsedTime) }, "request");
+    deps.logger.debug(
+      { id: request.id, route, status: reply.statusCode, ms: Math.round(reply.elapsedTime) },
+      "request",
+    );
     done();
   });
 }

@@ -1,4 +1,4 @@
-import { type IntervalHistogram, monitorEventLoopDelay } from "node:perf_hooks";
+import { monitorEventLoopDelay } from "node:perf_hooks";
 import type { Timing } from "@aenv/contract";
 import { collectDefaultMetrics, Gauge, Histogram, Registry } from "prom-client";
 
@@ -8,14 +8,14 @@ export interface Reading {
   help: string;
   /** One label: its closed set of values with their numbers. */
   label?: string;
-  read(): number | Readonly<Record<string, number>>;
+  read: () => number | Readonly<Record<string, number>>;
 }
 
 /** The server's own measurements. One per process: event-loop delay belongs to the process. */
 export class ServerMetrics implements Disposable {
   readonly #registry = new Registry();
   readonly #requests: Histogram;
-  readonly #delay: IntervalHistogram;
+  readonly #delay: ReturnType<typeof monitorEventLoopDelay>;
 
   constructor(readings: readonly Reading[] = []) {
     collectDefaultMetrics({ register: this.#registry, prefix: "aenv_" });

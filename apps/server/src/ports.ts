@@ -1,5 +1,3 @@
-import type { IncomingMessage, ServerResponse } from "node:http";
-import type { Duplex } from "node:stream";
 import type { DoctorReport, Timing } from "@aenv/contract";
 import type { Engine } from "@aenv/engine";
 
@@ -46,11 +44,4 @@ export interface NodeFacts {
   accel: string;
   accelReason: string;
   envdVersion: string;
-}
-
-/** The sandboxes' own traffic, answered before the API sees the request. */
-export interface EdgePort {
-  handlesRequest(req: IncomingMessage): boolean;
-  request(req: IncomingMessage, res: ServerResponse): void;
-  upgrade(req: IncomingMessage, socket: Duplex, head: Buffer): void;
 }

@@ -89,9 +89,7 @@ export function sandboxRoutes({ engine, node }: RouteDeps): SandboxRoutes {
         team: caller.team,
         states: statesBehind(query.state?.length ? query.state : ["running", "paused"]),
         ...(query.metadata === undefined ? {} : { metadata: metadataOf(query.metadata) }),
-        ...(query.startedAfter === undefined
-          ? {}
-          : { startedAfter: parseInstant("startedAfter", query.startedAfter) }),
+        ...(query.startedAfter === undefined ? {} : { startedAfter: parseInstant("startedAfter", query.startedAfter) }),
         ...(query.template === undefined ? {} : { template: query.template }),
         ...(query.order === undefined ? {} : { order: query.order }),
         ...(query.limit === undefined ? {} : { limit: query.limit }),
@@ -144,8 +142,7 @@ export function sandboxRoutes({ engine, node }: RouteDeps): SandboxRoutes {
         call.body.memory,
         () => call.signal,
       ),
-    connectSandbox: (call) =>
-      connect(call.params.sandboxID, call.body.timeout, call.body.memory, () => call.signal),
+    connectSandbox: (call) => connect(call.params.sandboxID, call.body.timeout, call.body.memory, () => call.signal),
 
     sandboxesMetrics: ({ query }) => {
       const ids = query.sandbox_ids.flatMap((text) => {

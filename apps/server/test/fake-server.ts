@@ -1,0 +1,73 @@
+import { mkdtempSync, rmSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { type Clock, silentLogger, systemClock } from "@aenv/base";
+import { State } from "@aenv/state";
+import type { FastifyInstance } from "fastify";
+import { buildApp } from "../src/app.ts";
+import { allHandlers } from "../src/handlers.ts";
+import { ServerMetrics } from "../src/metrics.ts";
+import type { NodeApi } from "../src/ports.ts";
+import { FakeEngine } from "./fake-engine.ts";
+
+export interface FakeServer extends AsyncDisposable {
+  app: FastifyInstance;
+  engine: FakeEngine;
+  state: State;
+  node: NodeApi;
+  /** A key that opens the API. */
+  key: string;
+}
+
+/** The whole API over an engine without machines. */
+export function fakeServer(options: { clock?: Clock; features?: Partial<NodeApi["features"]> } = {}): FakeServer {
+  const clock = options.clock ?? systemClock;
+  const folder = mkdtempSync(join(tmpdir(), "aenv-fake-"));
+  const engine = new FakeEngine(clock);
+  const state = State.open(join(folder, "state.db"), clock);
+  const { key } = state.keys.create("default", "first");
+  const metrics = new ServerMetrics();
+  const node: NodeApi = {
+    version: "0.0.0-fake",
+    instance: "fa4e",
+    domain: "localhost:8000",
+    features: { pause: false, internetOff: false, privateTraffic: true, ...options.features },
+    facts: () => ({
+      vmm: "fake",
+      vmmVersion: "0",
+      accel: "none",
+      accelReason: "there are no machines",
+      envdVersion: "0.6.13",
+    }),
+    timings: () => [],
+    doctor: () =>
+      Promise.resolve({
+        ok: true,
+        checks: [{ name: "fake", ok: true, detail: "nothing to check" }],
+        resources: [{ kind: "process", name: "1", owner: "sandbox ifakx" }],
+      }),
+  };
+  const handlers = allHandlers({ engine, node, keys: state, metrics });
+  const app = buildApp({ handlers, keys: state, logger: silentLogger, metrics });
+  return {
+    app,
+    engine,
+    state,
+    node,
+    key,
+    async [Symbol.asyncDispose]() {
+      await app.close();
+      metrics[Symbol.dispose]();
+      state.close();
+      rmSync(folder, { recursive: true, force: true });
+    },
+  };
+}
+
+/** `node apps/server/test/fake-server.ts PORT`: for clients under development. Prints its URL and key as JSON. */
+if (import.meta.main) {
+  const server = fakeServer();
+  const apiUrl = await server.app.listen({ port: Number(process.argv[2] ?? 0), host: "127.0.0.1" });
+  process.once("SIGTERM", () => void server[Symbol.asyncDispose]().then(() => process.exit(0)));
+  console.log(JSON.stringify({ apiUrl, apiKey: server.key }));
+}
