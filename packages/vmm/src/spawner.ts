@@ -16,8 +16,9 @@ export interface SpawnSpec {
   netns?: string;
   /** Existing control group, relative to the root of the hierarchy. */
   cgroup?: string;
-  /** stdout and stderr, appended. */
+  /** stderr, appended; stdout too unless it has its own file. Opened by the spawner: `uid` needs no right to it. */
   logPath: string;
+  stdoutPath?: string;
   /** RLIMIT_FSIZE: no file the process writes grows beyond; a write past it fails and does not kill. */
   maxFileBytes: number;
 }

@@ -1,0 +1,3 @@
+module aenv-test-guest
+
+go 1.21
