@@ -1,4 +1,5 @@
 export * from "./cgroups.ts";
 export * from "./files.ts";
+export * from "./home.ts";
 export * from "./proc.ts";
 export * from "./run.ts";
