@@ -1,3 +1,4 @@
+export * from "./base-image.ts";
 export * from "./apt.ts";
 export * from "./cpio.ts";
 export * from "./initramfs.ts";

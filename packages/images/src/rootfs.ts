@@ -103,3 +103,8 @@ export async function packExt4(dir: string, image: string, size: Bytes, signal: 
   );
   await rename(temp, image);
 }
+
+/** Everything that decides the content of the base root filesystem, as text; package versions float with the archive. */
+export async function rootfsRecipe(): Promise<string> {
+  return JSON.stringify([(await distribution()).codename, PACKAGES, USER_HOOK]);
+}
