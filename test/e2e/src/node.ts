@@ -1,0 +1,55 @@
+/** The node under test: `npm test` starts one and names it in the environment. */
+import { readFileSync } from "node:fs";
+import { join } from "node:path";
+import type { TestContext } from "node:test";
+import { Sandbox, type SandboxOpts } from "e2b";
+
+function required(name: string): string {
+  const value = process.env[name];
+  if (!value) throw new Error(`${name} is not set: run these tests with npm test, or export it for a node of yours`);
+  return value;
+}
+
+export const url = required("AENV_TEST_URL");
+export const home = required("AENV_TEST_HOME");
+export const apiKey = (JSON.parse(readFileSync(join(home, "auth.json"), "utf8")) as { apiKey: string }).apiKey;
+
+export const connection = { apiKey, apiUrl: url, sandboxUrl: url } as const;
+
+/** What an unmodified client needs in its environment. */
+export const clientEnv: Record<string, string> = {
+  PATH: process.env["PATH"] ?? "",
+  HOME: "/nonexistent",
+  E2B_API_KEY: apiKey,
+  E2B_API_URL: url,
+  E2B_SANDBOX_URL: url,
+};
+
+/** A sandbox that is killed when the test ends. */
+export async function sandboxFor(t: TestContext, opts: SandboxOpts = {}): Promise<Sandbox> {
+  const sandbox = await Sandbox.create({ ...connection, timeoutMs: 120_000, ...opts });
+  t.after(() => sandbox.kill());
+  return sandbox;
+}
+
+export async function api(
+  method: string,
+  path: string,
+  body?: unknown,
+  headers: Record<string, string> = {},
+): Promise<Response> {
+  return fetch(`${url}${path}`, {
+    method,
+    headers: { "X-API-KEY": apiKey, ...(body === undefined ? {} : { "Content-Type": "application/json" }), ...headers },
+    ...(body === undefined ? {} : { body: typeof body === "string" ? body : JSON.stringify(body) }),
+  });
+}
+
+/** Waits until `probe` gives something; the test's own timeout bounds it. */
+export async function eventually<T>(probe: () => Promise<T | undefined | false>): Promise<T> {
+  for (;;) {
+    const value = await probe();
+    if (value !== undefined && value !== false) return value;
+    await new Promise((resolve) => setTimeout(resolve, 50));
+  }
+}

@@ -1,0 +1,20 @@
+import assert from "node:assert/strict";
+import { spawn } from "node:child_process";
+import { join } from "node:path";
+import { test } from "node:test";
+import { clientEnv } from "./node.ts";
+
+const python = process.env["AENV_TEST_PYTHON"] ?? "python3";
+
+test("the Python SDK's suite passes, synchronous and asynchronous", { timeout: 240_000 }, async () => {
+  const child = spawn(python, ["-m", "unittest", "-v", "test_sdk"], {
+    cwd: join(import.meta.dirname, "../python"),
+    env: { ...clientEnv, PYTHONDONTWRITEBYTECODE: "1" },
+  });
+  let output = "";
+  child.stdout.on("data", (d: Buffer) => (output += d.toString()));
+  child.stderr.on("data", (d: Buffer) => (output += d.toString()));
+  const code = await new Promise((resolve, reject) => child.on("close", resolve).on("error", reject));
+  assert.equal(code, 0, output);
+  assert.match(output, /Ran [1-9]\d* tests/);
+});

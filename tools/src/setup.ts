@@ -1,0 +1,144 @@
+/** The steps from a clone to a running node with its first template; `npm run up` and the tests share them. */
+import { mkdir, readFile } from "node:fs/promises";
+import { join } from "node:path";
+import { AenvError, sleep } from "@aenv/base";
+import { ensureNodeConfig, run } from "@aenv/host";
+import { ensureBaseDisk, ensureKernel, type Kernel, writeBaseManifest } from "@aenv/images";
+import { buildGuest } from "./build-guest.ts";
+import { RUNTIME } from "./debian-packages.ts";
+import { ensureDebianPackages } from "./debian.ts";
+import { readKey, root, runningServer, startServer } from "./node.ts";
+import type { Step } from "./steps.ts";
+
+export interface SetupOptions {
+  home: string;
+  port: number;
+  /** More Debian packages than a node needs. */
+  packages?: readonly string[];
+}
+
+const GUEST_ADDRESS = { address: "169.254.0.21/30", gateway: "169.254.0.22", root: "/dev/vda" };
+/** Used when the host's own resolvers are on its loopback, where no guest reaches them. */
+const FALLBACK_DNS = ["1.1.1.1", "8.8.8.8"];
+
+/** The host's resolvers that a guest could reach, else public ones. */
+async function resolvers(): Promise<string[]> {
+  const text = await readFile("/etc/resolv.conf", "utf8").catch(() => "");
+  const found = [...text.matchAll(/^nameserver\s+(\d+\.\d+\.\d+\.\d+)\s*$/gm)].map((m) => m[1] ?? "");
+  const usable = found.filter((ip) => !ip.startsWith("127.") && !ip.startsWith("169.254."));
+  return usable.length > 0 ? usable : FALLBACK_DNS;
+}
+
+async function hasGo(): Promise<boolean> {
+  return run("go", ["version"], {
+    env: { PATH: process.env["PATH"] ?? "", HOME: process.env["HOME"] ?? "/root" },
+  }).then(
+    () => true,
+    () => false,
+  );
+}
+
+/** Packages every command needs; `go` only where the machine has none of its own. */
+async function wantedPackages(extra: readonly string[]): Promise<string[]> {
+  return [...RUNTIME, ...extra, ...((await hasGo()) ? [] : ["golang-go"])];
+}
+
+export function setupSteps(o: SetupOptions, signal: AbortSignal): Step[] {
+  const cache = join(root, ".cache");
+  let kernel: Kernel | undefined;
+  let guestBinary = "";
+  let disk = "";
+  return [
+    {
+      name: "Debian packages",
+      hint: "Check the network and /etc/apt/sources.list, then run the command again.",
+      run: async (say) => {
+        if (process.getuid?.() !== 0)
+          throw new AenvError("PERMISSION_DENIED", "a node needs root: it makes network namespaces and cgroups", {
+            hint: "Run it with sudo, or as root.",
+          });
+        const installed = await ensureDebianPackages(await wantedPackages(o.packages ?? []), say, signal);
+        return installed.length === 0 ? "all there" : `installed ${installed.length}`;
+      },
+    },
+    {
+      name: "guest kernel",
+      hint: "apt-get download failed: check the network and run apt-get update.",
+      run: async () => (kernel = await ensureKernel(cache, signal)).release,
+    },
+    {
+      name: "guest binary",
+      hint: "The Go build failed: see its output above; Go 1.21 or newer and the Go module proxy are needed.",
+      run: async () => {
+        guestBinary = await buildGuest();
+        return undefined;
+      },
+    },
+    {
+      name: "base image",
+      hint: "mmdebstrap or mke2fs failed: check the network and the free disk space (1 GiB).",
+      run: async (say) => {
+        disk = await ensureBaseDisk(cache, say, signal);
+        return undefined;
+      },
+    },
+    {
+      name: "initramfs and config",
+      hint: `Check that ${o.home} can be written.`,
+      run: async () => {
+        if (!kernel) throw new AenvError("INTERNAL", "the kernel step did not run");
+        const config = await ensureNodeConfig(o.home, { port: o.port });
+        await mkdir(join(o.home, "log"), { recursive: true });
+        const guest = { ...GUEST_ADDRESS, dns: await resolvers() };
+        await writeBaseManifest({ home: o.home, kernel, guestBinary, disk, guest });
+        return `${o.home}, instance ${config.instance}`;
+      },
+    },
+    {
+      name: "node",
+      hint: `Read ${o.home}/log/server.log.`,
+      run: async () => {
+        const known = runningServer(o.home);
+        if (known) return `already running on :${known.port}`;
+        const server = await startServer(o.home, signal);
+        return `listening on :${server.port}`;
+      },
+    },
+    {
+      name: "template base",
+      hint: `Read ${o.home}/log/server.log and the guest's console below ${o.home}/runs.`,
+      run: (say) => waitForBase(o.home, say, signal),
+    },
+  ];
+}
+
+interface NodeStatus {
+  accel?: string;
+  base?: { state: "absent" | "building" | "ready" | "failed"; step?: string; error?: string };
+}
+
+/** A template is built by a cold boot, which takes seconds under emulation and may be slow on a busy machine. */
+const BASE_TIMEOUT_MS = 180_000;
+
+async function waitForBase(home: string, say: (note: string) => void, signal: AbortSignal): Promise<string> {
+  const key = await readKey(home);
+  const until = performance.now() + BASE_TIMEOUT_MS;
+  while (performance.now() < until) {
+    const server = runningServer(home);
+    if (!server) throw new AenvError("UNAVAILABLE", "the server ended while it built the template");
+    const answer = await fetch(`http://127.0.0.1:${server.port}/v1/node`, {
+      headers: { "X-API-KEY": key },
+      signal: AbortSignal.timeout(10_000),
+    });
+    if (!answer.ok)
+      throw new AenvError("UNAVAILABLE", `GET /v1/node answered ${answer.status}: ${await answer.text()}`);
+    const status = (await answer.json()) as NodeStatus;
+    const base = status.base;
+    if (base?.state === "ready") return `ready (${status.accel ?? "unknown accelerator"})`;
+    if (base?.state === "failed")
+      throw new AenvError("VMM_FAILED", `the template could not be built: ${base.error ?? "unknown"}`);
+    say(base?.step ?? "…");
+    await sleep(100, signal);
+  }
+  throw new AenvError("DEADLINE", `the template was not ready within ${BASE_TIMEOUT_MS / 1000} s`);
+}

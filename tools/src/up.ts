@@ -1,0 +1,53 @@
+/** `npm run up`: from a clone to a running node, with a short demonstration. Every step is skipped where its work is done. */
+import { symlink, lstat, rm, readlink } from "node:fs/promises";
+import { join } from "node:path";
+import { aenvHome } from "@aenv/host";
+import { demonstrate } from "./demo.ts";
+import { readKey, root, runningServer } from "./node.ts";
+import { setupSteps } from "./setup.ts";
+import { runSteps } from "./steps.ts";
+
+const DEFAULT_PORT = 8000;
+const LINK = "/usr/local/bin/aenv";
+
+/** Makes `aenv` a command; leaves alone what is not our own link. */
+async function linkCli(): Promise<string> {
+  const target = join(root, "bin/aenv");
+  const found = await lstat(LINK).catch(() => undefined);
+  if (found?.isSymbolicLink()) {
+    if ((await readlink(LINK)) === target) return LINK;
+    await rm(LINK);
+  } else if (found) return target;
+  return symlink(target, LINK).then(
+    () => LINK,
+    () => target,
+  );
+}
+
+const home = aenvHome();
+const port = Number(process.env["AENV_PORT"] ?? DEFAULT_PORT);
+if (!Number.isInteger(port) || port < 1 || port > 65_535) {
+  console.error(`AENV_PORT must be a port number, not ${JSON.stringify(process.env["AENV_PORT"])}`);
+  process.exit(2);
+}
+const signal = new AbortController().signal;
+const ok = await runSteps([
+  ...setupSteps({ home, port }, signal),
+  {
+    name: "demonstration",
+    hint: `The node runs, but the demonstration failed: read ${home}/log/server.log and run aenv doctor.`,
+    run: async (say) => demonstrate(home, say),
+  },
+]);
+if (!ok) process.exit(1);
+const url = `http://127.0.0.1:${runningServer(home)?.port ?? port}`;
+const cli = await linkCli();
+console.log(`
+The node runs in the background. To use it from an E2B SDK:
+
+  export E2B_API_KEY=${await readKey(home)}
+  export E2B_API_URL=${url}
+  export E2B_SANDBOX_URL=${url}
+
+${cli} env prints these lines again; ${cli} start opens a shell in a new sandbox.
+Documentation of the API: ${url}/docs      Stop: npm run down`);
