@@ -25,7 +25,13 @@ interface Counts {
 const total: Counts = { passed: 0, failed: 0 };
 
 /** Runs a command with its output on the terminal; node's own test summaries in it are added to the total. */
-function show(title: string, cmd: string, args: readonly string[], env: Record<string, string> = {}, cwd = root): Promise<boolean> {
+function show(
+  title: string,
+  cmd: string,
+  args: readonly string[],
+  env: Record<string, string> = {},
+  cwd = root,
+): Promise<boolean> {
   console.log(`\n=== ${title}`);
   return new Promise((resolve, reject) => {
     const child = spawn(cmd, args, { cwd, env: { ...process.env, ...env }, stdio: ["ignore", "pipe", "inherit"] });
@@ -49,8 +55,12 @@ function show(title: string, cmd: string, args: readonly string[], env: Record<s
 const NODE_TEST = ["--test", "--test-reporter=spec", "--test-timeout=600000"];
 
 function testFiles(paths: readonly string[]): string[] {
-  const all = globSync("{packages,apps,test,bench,tools}/**/*.test.ts", { cwd: root }).filter((f) => !f.includes("node_modules"));
-  return paths.length === 0 ? all.toSorted() : all.filter((f) => paths.some((p) => f.startsWith(p.replace(/^\.\//, "")))).toSorted();
+  const all = globSync("{packages,apps,test,bench,tools}/**/*.test.ts", { cwd: root }).filter(
+    (f) => !f.includes("node_modules"),
+  );
+  return paths.length === 0
+    ? all.toSorted()
+    : all.filter((f) => paths.some((p) => f.startsWith(p.replace(/^\.\//, "")))).toSorted();
 }
 
 function freePort(): Promise<number> {
@@ -101,16 +111,24 @@ const steps = setupSteps({ home, port: await freePort(), packages: TEST }, new A
 const nodeSteps = steps.splice(-2);
 const prepared = await runSteps([...steps, pythonStep]);
 if (prepared) {
-  const env = { AENV_TEST_HOME: home, AENV_TEST_PYTHON: join(venv, "bin/python"), AENV_TEST_CACHE: join(root, ".cache") };
+  const env = {
+    AENV_TEST_HOME: home,
+    AENV_TEST_PYTHON: join(venv, "bin/python"),
+    AENV_TEST_CACHE: join(root, ".cache"),
+  };
   if (whole) must(await show("static checks", process.execPath, ["tools/src/check.ts"]));
-  if (unit.length > 0) must(await show("tests of the packages", process.execPath, [...NODE_TEST, "--test-concurrency=2", ...unit], env));
+  if (unit.length > 0)
+    must(await show("tests of the packages", process.execPath, [...NODE_TEST, "--test-concurrency=2", ...unit], env));
   if (whole) must(await show("tests of the guest binary", "go", ["test", "./..."], {}, join(root, "guest")));
   if (e2e.length > 0) {
     console.log("\n=== a node for the end-to-end tests");
     if (await runSteps(nodeSteps)) {
       const url = `http://127.0.0.1:${runningServer(home)?.port}`;
       must(
-        await show("end-to-end tests", process.execPath, [...NODE_TEST, "--test-concurrency=1", ...e2e], { ...env, AENV_TEST_URL: url }),
+        await show("end-to-end tests", process.execPath, [...NODE_TEST, "--test-concurrency=1", ...e2e], {
+          ...env,
+          AENV_TEST_URL: url,
+        }),
       );
       must(await show("aenv doctor", join(root, "bin/aenv"), ["doctor"], { AENV_HOME: home }));
     } else ok = false;
