@@ -69,9 +69,10 @@ export function setupSteps(o: SetupOptions, signal: AbortSignal): Step[] {
     {
       name: "guest binary",
       hint: "The Go build failed: see its output above; Go 1.21 or newer and the Go module proxy are needed.",
-      run: async () => {
-        guestBinary = await buildGuest();
-        return undefined;
+      run: () => {
+        const built = buildGuest();
+        guestBinary = built.path;
+        return Promise.resolve(built.rebuilt ? "built" : "unchanged");
       },
     },
     {
