@@ -1,9 +1,8 @@
 /**
- * What the engine needs of the rooms below it, structurally: @aenv/block's BlockdClient, a @aenv/vmm driver,
- * @aenv/network's Network, @aenv/host's Cgroups and @aenv/guest's GuestClient fit as they are.
+ * What the engine needs of the rooms below it, structurally: @aenv/block's BlockdClient, @aenv/network's Network,
+ * @aenv/host's Cgroups and @aenv/guest's GuestClient fit as they are. The VMM driver is @aenv/vmm's contract itself.
  */
-import type { Bytes, LayerId, RunId } from "@aenv/base";
-import type { ProcIdentity } from "@aenv/host";
+import type { Bytes, LayerId } from "@aenv/base";
 
 export interface LayerPortRef {
   id: LayerId;
@@ -31,65 +30,6 @@ export interface BlockdPort {
   closeDisk(disk: string, options: { deleteUpper: boolean }): Promise<void>;
   listDisks(): Promise<{ disk: string; upperDir: string }[]>;
   importRaw(rawPath: string, target: LayerPortRef): Promise<{ bytes: number }>;
-}
-
-export interface Machine {
-  vcpus: number;
-  memoryBytes: Bytes;
-  kernel: string;
-  initrd: string;
-  cmdline: string;
-}
-
-export interface VmSpec {
-  run: RunId;
-  machine: Machine;
-  runDir: string;
-  uid: number;
-  gid: number;
-  cgroup: string;
-  netns: string;
-  tap: string;
-  mac: string;
-  diskSocket: string;
-  memory: { file: string; mode: "create" | "map" };
-  consoleLog: string;
-}
-
-export interface VmExit {
-  cause: string;
-  detail: string;
-}
-
-export interface GuestMapping {
-  pid: number;
-  hostAddress: bigint;
-  guestOffset: number;
-  length: number;
-}
-
-export interface VmPort {
-  /** Versioned JSON; only the driver looks inside. */
-  readonly handle: object;
-  readonly identity: ProcIdentity;
-  readonly exited: Promise<VmExit>;
-  /** Leaves the VM stopped. */
-  load(deviceState: string, signal: AbortSignal): Promise<void>;
-  resume(signal: AbortSignal): Promise<void>;
-  stop(signal: AbortSignal): Promise<void>;
-  saveDeviceState(path: string, signal: AbortSignal): Promise<void>;
-  mappings(signal: AbortSignal): Promise<GuestMapping[]>;
-  /** Idempotent; resolves when the process is gone. */
-  kill(): Promise<void>;
-  detach(): void;
-}
-
-export interface DriverPort {
-  readonly name: string;
-  boot(spec: VmSpec, signal: AbortSignal): Promise<VmPort>;
-  prepare(spec: VmSpec, signal: AbortSignal): Promise<VmPort>;
-  /** NOT_FOUND when the process is gone. */
-  adopt(handle: object, signal: AbortSignal): Promise<VmPort>;
 }
 
 export interface SlotPort {
