@@ -1,6 +1,6 @@
 /** A template: a cold boot over a base layer, primed and captured. */
 import { chmod, chown, open } from "node:fs/promises";
-import { AenvError, type Bytes, deadline, newTemplateId, randomName } from "@aenv/base";
+import { AenvError, deadline, newTemplateId, randomName } from "@aenv/base";
 import { run as runTool, syncDir } from "@aenv/host";
 import { DEFAULT_TEAM, type LayerRecord, type SnapshotRecord, type TemplateRecord } from "@aenv/state";
 import { capture, commitTarget, discardTarget, makeTarget, type MemoryStrategy } from "./capture.ts";
@@ -39,7 +39,10 @@ export async function buildTemplate(
   parent: AbortSignal,
 ): Promise<{ template: TemplateRecord; snapshot: SnapshotRecord; replaced?: SnapshotRecord["id"] }> {
   if (!NAME.test(options.name))
-    throw new AenvError("INVALID_ARGUMENT", `a template name is of ${NAME.source}, not ${JSON.stringify(options.name)}`);
+    throw new AenvError(
+      "INVALID_ARGUMENT",
+      `a template name is of ${NAME.source}, not ${JSON.stringify(options.name)}`,
+    );
   using _base = store.hold(options.baseLayer.id);
   const base = await baseRecord(ctx, options.baseLayer);
   const phases = new Phases(ctx.clock);
@@ -188,7 +191,7 @@ async function baseRecord(ctx: Context, layer: BuildTemplateOptions["baseLayer"]
 async function fileBytes(path: string): Promise<number> {
   const file = await open(path, "r");
   try {
-    return (await file.stat()).size as Bytes;
+    return (await file.stat()).size;
   } finally {
     await file.close();
   }

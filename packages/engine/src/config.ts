@@ -58,7 +58,7 @@ export function engineConfig(given: EngineConfigInput): EngineConfig {
   return {
     runRoot: `/run/aenv-${given.instance}`,
     node: "loc",
-    envdVersion: "0.6.7",
+    envdVersion: "0.6.13",
     memoryGid: 199_999,
     maxTimeoutMs: 30 * DAY_MS,
     maxSandboxes: 1000,

@@ -101,7 +101,11 @@ export async function initRun(
   // The VM's death must not be waited for until the deadline.
   const died = new AbortController();
   void run.vm.exited.then((exit) =>
-    died.abort(new AenvError("GUEST_FAILED", `the virtual machine ended before it was ready: ${exit.cause}`, { data: { ...exit } })),
+    died.abort(
+      new AenvError("GUEST_FAILED", `the virtual machine ended before it was ready: ${exit.cause}`, {
+        data: { ...exit },
+      }),
+    ),
   );
   const either = AbortSignal.any([signal, died.signal]);
   for (;;) {
@@ -124,7 +128,7 @@ export async function initRun(
 
 /** No connection yet, as against an answer that is wrong. */
 function isNotThereYet(e: unknown): boolean {
-  return e instanceof AenvError && e.code === "UNAVAILABLE";
+  return e instanceof AenvError && typeof e.data["errno"] === "string";
 }
 
 function initBody(ctx: Context, run: VmRun, identity: Identity): GuestInit {

@@ -43,8 +43,11 @@ export class Paths {
   consoleLog(run: RunId): string {
     return join(this.dataDir(run), "console", "log");
   }
+  get cgroupRoot(): string {
+    return `aenv-${this.#instance}`;
+  }
   cgroup(run: RunId): string {
-    return `aenv-${this.#instance}/${run}`;
+    return `${this.cgroupRoot}/${run}`;
   }
 
   snapshotDir(id: SnapshotId): string {

@@ -136,9 +136,7 @@ export class Pools {
 
   #next(): { pool: SnapshotPool; kind: SpareKind } | undefined {
     const now = this.#ctx.clock.mono();
-    const pools = [...this.#pools.values()]
-      .filter((p) => p.mayTry(now))
-      .sort((a, b) => b.lastUsed - a.lastUsed);
+    const pools = [...this.#pools.values()].filter((p) => p.mayTry(now)).sort((a, b) => b.lastUsed - a.lastUsed);
     for (const kind of ["hot", "prepared"] as const)
       for (const pool of pools)
         if (pool.missing(kind) > 0 && this.#usedBytes() + this.#cost(kind) <= this.#ctx.config.pool.memoryBudgetBytes)
@@ -243,12 +241,13 @@ export class Pools {
     if (epoch === this.#epoch) return;
     this.#epoch = epoch;
     for (const pool of this.#pools.values())
-      for (const run of [...pool.spares.prepared]) if (run.epoch !== epoch) this.#lost(pool, run, "blockd was restarted");
+      for (const run of pool.spares.prepared.filter((r) => r.epoch !== epoch))
+        this.#lost(pool, run, "blockd was restarted");
   }
 
   async #checkHealth(signal: AbortSignal): Promise<void> {
     for (const pool of this.#pools.values())
-      for (const run of [...pool.spares.hot]) {
+      for (const run of pool.spares.hot.slice()) {
         const ok = await run.guest.health(deadline(HEALTH_DEADLINE_MS, signal)).catch(() => false);
         if (!ok) this.#lost(pool, run, "its agent does not answer");
       }

@@ -187,10 +187,8 @@ async function killLeftovers(
   signal: AbortSignal,
 ): Promise<number> {
   const { paths } = ctx;
-  const groups = new Set(await ctx.cgroups.list());
-  await settleAll(
-    runs.filter((r) => groups.has(paths.cgroup(r.id))).map((r) => ctx.cgroups.kill(paths.cgroup(r.id))),
-  );
+  const groups = new Set(await ctx.cgroups.list(paths.cgroupRoot));
+  await settleAll(runs.filter((r) => groups.has(paths.cgroup(r.id))).map((r) => ctx.cgroups.kill(paths.cgroup(r.id))));
   const prefix = `${paths.runDirs}/`;
   const found: ProcIdentity[] = [];
   for (const p of processes()) {
@@ -212,7 +210,7 @@ function runIn(text: string, prefix: string): RunId | undefined {
 async function removeCgroups(ctx: Context, kept: ReadonlySet<RunId>): Promise<number> {
   const keep = new Set([...kept].map((id) => ctx.paths.cgroup(id)));
   let removed = 0;
-  for (const name of await ctx.cgroups.list()) {
+  for (const name of await ctx.cgroups.list(ctx.paths.cgroupRoot)) {
     if (keep.has(name)) continue;
     await ctx.cgroups.kill(name);
     await ctx.cgroups.remove(name);
@@ -246,7 +244,8 @@ async function sweepArtifacts(ctx: Context): Promise<number> {
       await remove(paths.layerDir(parseLayerId(r.name)));
   }
   const snapshots = new Set<string>(state.snapshots.list().map((s) => s.id));
-  for (const name of await entries(paths.snapshots)) if (!snapshots.has(name)) await remove(join(paths.snapshots, name));
+  for (const name of await entries(paths.snapshots))
+    if (!snapshots.has(name)) await remove(join(paths.snapshots, name));
   const layers = new Set<string>(state.layers.list().map((l) => l.id));
   for (const name of await entries(paths.layers)) {
     const path = join(paths.layers, name);

@@ -4,7 +4,7 @@ import type { ResourceKind, RunPurpose } from "@aenv/state";
 import type { Machine, Vm, VmSpec } from "@aenv/vmm";
 import type { Context } from "./context.ts";
 import type { Phases } from "./phases.ts";
-import type { GuestPort, LayerPortRef, SlotPort } from "./ports.ts";
+import type { GuestPort, LayerPortRef, Slot } from "./ports.ts";
 import type { OwnedResource, Owner } from "./types.ts";
 
 /** Same in every VM, see the names table. */
@@ -35,7 +35,7 @@ export class VmRun {
   /** blockd's epoch when the disk was made. */
   epoch = "";
   readonly #ctx: Context;
-  #slot: SlotPort | undefined;
+  #slot: Slot | undefined;
   #vm: Vm | undefined;
   #guest: GuestPort | undefined;
   #releasing: Promise<void> | undefined;
@@ -49,7 +49,7 @@ export class VmRun {
     ctx.runs.set(id, this);
   }
 
-  get slot(): SlotPort {
+  get slot(): Slot {
     if (!this.#slot) throw new Error(`run ${this.id} has no slot`);
     return this.#slot;
   }
@@ -137,7 +137,7 @@ export class VmRun {
   /** After a restart of the server: the VM runs and its resources are as the journal says. */
   static adopted(
     ctx: Context,
-    run: { id: RunId; snapshot: SnapshotId; machine: Machine; owner: Owner; slot: SlotPort; vm: Vm },
+    run: { id: RunId; snapshot: SnapshotId; machine: Machine; owner: Owner; slot: Slot; vm: Vm },
   ): VmRun {
     const adopted = new VmRun(ctx, run.id, run.snapshot, run.machine, run.owner);
     adopted.#slot = run.slot;
@@ -218,7 +218,7 @@ export class VmRun {
     ];
   }
 
-  async #makeDirs(slot: SlotPort): Promise<void> {
+  async #makeDirs(slot: Slot): Promise<void> {
     const { paths } = this.#ctx;
     const runDir = paths.runDir(this.id);
     const consoleDir = `${paths.dataDir(this.id)}/console`;
@@ -276,4 +276,3 @@ export class VmRun {
 export async function settleAll(work: readonly Promise<unknown>[]): Promise<void> {
   for (const outcome of await Promise.allSettled(work)) if (outcome.status === "rejected") throw outcome.reason;
 }
-

@@ -57,7 +57,7 @@ export class Sampler {
     this.#closed = true;
     this.#cancelPrune?.();
     this.#due.close();
-    for (const id of [...this.#watched.keys()]) this.unwatch(id);
+    for (const id of this.#watched.keys()) this.unwatch(id);
   }
 
   async #sample(id: SandboxId, signal: AbortSignal): Promise<void> {
@@ -71,9 +71,16 @@ export class Sampler {
     try {
       const got = await entry.guest.metrics(deadline(SAMPLE_DEADLINE_MS, signal));
       if (this.#watched.get(id) !== entry) return;
-      const { cpuCount, cpuUsedPct, memUsed, memTotal, memCache, diskUsed, diskTotal } = got;
-      const timestamp = this.#ctx.clock.now();
-      const sample = { timestamp, cpuCount, cpuUsedPct, memUsed, memTotal, memCache, diskUsed, diskTotal };
+      const sample: MetricSample = {
+        timestamp: this.#ctx.clock.now(),
+        cpuCount: got.cpu_count,
+        cpuUsedPct: got.cpu_used_pct,
+        memUsed: got.mem_used,
+        memTotal: got.mem_total,
+        memCache: got.mem_cache,
+        diskUsed: got.disk_used,
+        diskTotal: got.disk_total,
+      };
       this.#latest.set(id, sample);
       this.#ctx.state.samples.add(id, sample);
     } catch (e) {

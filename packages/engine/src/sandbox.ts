@@ -101,7 +101,9 @@ export class Sandbox {
   /** creating -> gone. */
   failed(cause: unknown): void {
     const why = messageOf(cause);
-    this.#set({ t: "gone", cause: why }, () => this.#ended(`create-failed: ${why}`, "error", "sandbox was not created"));
+    this.#set({ t: "gone", cause: why }, () =>
+      this.#ended(`create-failed: ${why}`, "error", "sandbox was not created"),
+    );
   }
 
   setEnd(endAt: number): void {
@@ -115,34 +117,35 @@ export class Sandbox {
    */
   async kill(cause: string): Promise<boolean> {
     const phase = this.#phase;
-    switch (phase.t) {
-      case "gone":
-        return false;
-      case "killing":
-        await phase.done;
-        return false;
-      case "creating":
-        phase.abort.abort(new AenvError("CANCELLED", `sandbox ${this.id} was killed while it was created`));
-        await phase.done;
-        return true;
-      case "running": {
-        const { run } = phase;
-        // The promise is made first: the state must never be seen without it.
-        const { promise: done, resolve } = Promise.withResolvers<void>();
-        this.#set({ t: "killing", done }, () => this.#ctx.state.sandboxes.setCause(this.id, cause));
-        this.#onRunEnded(run, this);
-        try {
-          await run.killVm();
-        } catch (e) {
-          this.#ctx.logger.error({ sandbox: this.id, run: run.id, error: messageOf(e) }, "kill of a VM failed");
-        } finally {
-          if (this.state === "killing")
-            this.#set({ t: "gone", cause }, () => this.#ended(cause, "info", "sandbox ended"));
-          resolve();
-        }
-        this.#ctx.tasks.spawn("release", () => run.release());
-        return true;
-      }
+    if (phase.t === "running") {
+      await this.#kill(phase.run, cause);
+      return true;
+    }
+    if (phase.t === "creating") {
+      phase.abort.abort(new AenvError("CANCELLED", `sandbox ${this.id} was killed while it was created`));
+      await phase.done;
+      // It may have been past the last moment at which it could be stopped.
+      return this.state === "gone" || (await this.kill(cause));
+    }
+    if (phase.t === "killing") await phase.done;
+    return false;
+  }
+
+  async #kill(run: VmRun, cause: string): Promise<void> {
+    const { promise: done, resolve } = Promise.withResolvers<void>();
+    this.#set({ t: "killing", done }, () => this.#ctx.state.sandboxes.setCause(this.id, cause));
+    this.#onRunEnded(run, this);
+    try {
+      await run.killVm();
+    } catch (e) {
+      this.#ctx.logger.error({ sandbox: this.id, run: run.id, error: messageOf(e) }, "kill of a VM failed");
+    }
+    // release() tries again to kill what did not die, and frees nothing before.
+    this.#ctx.tasks.spawn("release", () => run.release());
+    try {
+      this.#set({ t: "gone", cause }, () => this.#ended(cause, "info", "sandbox ended"));
+    } finally {
+      resolve();
     }
   }
 
