@@ -1,0 +1,74 @@
+import { constants } from "node:os";
+import type { GuestClient } from "@aenv/guest";
+import { InputQueue } from "./input.ts";
+import { type ProcessEnd, passOutput, signalGroup } from "./remote.ts";
+import { exitStatus } from "./status.ts";
+
+/** Bytes of standard input that wait to be sent before reading stops. */
+const INPUT_CHUNK = 256 * 1024;
+/** So many Ctrl-C end a command that ignores them. */
+const PATIENCE = 3;
+const FORWARDED = ["SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2"] as const;
+
+export interface PipeSession {
+  spec: Omit<Parameters<GuestClient["start"]>[0], "pty" | "stdin" | "tag">;
+  stdin: NodeJS.ReadStream | undefined;
+  output: (kind: "stdout" | "stderr", data: Buffer) => Promise<void>;
+}
+
+/** Runs a program with pipes; signals that we get go to its process group. */
+export async function runPipes(
+  guest: GuestClient,
+  session: PipeSession,
+  closed: (fn: () => void) => void,
+): Promise<ProcessEnd & { code: number }> {
+  const { spec, stdin } = session;
+  const stop = new AbortController();
+  const remote = await guest.start({ ...spec, stdin: stdin !== undefined }, stop.signal);
+  let interrupts = 0;
+  const forward = (name: NodeJS.Signals): void => {
+    if (name === "SIGINT") interrupts++;
+    const sent = interrupts >= PATIENCE ? "SIGKILL" : name;
+    void signalGroup(guest, remote.pid, sent, spec.user);
+  };
+  for (const name of FORWARDED) process.on(name, forward);
+  // As a local command would be ended when nobody reads its output any more.
+  closed(() => {
+    void signalGroup(guest, remote.pid, "SIGPIPE", spec.user).finally(() =>
+      process.exit(128 + constants.signals.SIGPIPE),
+    );
+  });
+  const feeding = stdin && feed(guest, remote.pid, stdin, stop.signal);
+  try {
+    const end = await passOutput(remote, async (kind, data) => {
+      if (kind !== "pty") await session.output(kind, data);
+    });
+    return { ...end, code: exitStatus(end) };
+  } finally {
+    for (const name of FORWARDED) process.off(name, forward);
+    stop.abort();
+    stdin?.destroy();
+    await feeding;
+  }
+}
+
+/** Ends early, without an error, when the process takes no more: its exit is what counts. */
+async function feed(guest: GuestClient, pid: number, stdin: NodeJS.ReadStream, signal: AbortSignal): Promise<void> {
+  const queue = new InputQueue((data) => guest.sendInput(pid, { stdin: data }, signal));
+  let waiting = 0;
+  try {
+    for await (const chunk of stdin as AsyncIterable<Buffer>) {
+      queue.push(chunk);
+      waiting += chunk.length;
+      if (waiting >= INPUT_CHUNK) {
+        await queue.flush();
+        waiting = 0;
+      }
+      if (queue.failed) return;
+    }
+    await queue.flush();
+    if (!queue.failed) await guest.closeStdin(pid, signal);
+  } catch {
+    // The command ended first, or standard input was closed by us.
+  }
+}

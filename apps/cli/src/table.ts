@@ -1,0 +1,51 @@
+import * as files from "./commands/files.ts";
+import * as node from "./commands/node.ts";
+import * as sandbox from "./commands/sandbox.ts";
+import * as template from "./commands/template.ts";
+import { bind, type Command, type Option } from "./define.ts";
+import { flag, text } from "./values.ts";
+
+/** Every command, in the order of help and documentation. */
+export const COMMANDS: readonly Command[] = [
+  bind(sandbox.start, async () => (await import("./run/start.ts")).start),
+  bind(sandbox.connect, async () => (await import("./run/start.ts")).connect),
+  bind(sandbox.exec, async () => (await import("./run/exec.ts")).exec),
+  bind(sandbox.list, async () => (await import("./run/sandboxes.ts")).list),
+  bind(sandbox.info, async () => (await import("./run/sandboxes.ts")).info),
+  bind(sandbox.timeout, async () => (await import("./run/sandboxes.ts")).timeout),
+  bind(sandbox.metrics, async () => (await import("./run/observe.ts")).metrics),
+  bind(sandbox.logs, async () => (await import("./run/observe.ts")).logs),
+  bind(sandbox.remove, async () => (await import("./run/sandboxes.ts")).remove),
+  bind(files.upload, async () => (await import("./run/upload.ts")).upload),
+  bind(files.download, async () => (await import("./run/download.ts")).download),
+  bind(template.templateList, async () => (await import("./run/templates.ts")).list),
+  bind(template.templateInfo, async () => (await import("./run/templates.ts")).info),
+  bind(template.templateDelete, async () => (await import("./run/templates.ts")).remove),
+  bind(node.authShow, async () => (await import("./run/auth.ts")).show),
+  bind(node.authLogin, async () => (await import("./run/auth.ts")).login),
+  bind(node.authLogout, async () => (await import("./run/auth.ts")).logout),
+  bind(node.env, async () => (await import("./run/auth.ts")).env),
+  bind(node.doctor, async () => (await import("./run/doctor.ts")).doctor),
+  bind(node.completion, async () => (await import("./run/completion.ts")).completion),
+  bind(node.complete, async () => (await import("./run/completion.ts")).complete),
+  bind(node.version, async () => (await import("./run/version.ts")).version),
+  bind(node.help, async () => (await import("./run/help.ts")).help),
+];
+
+/** Understood by every command, before or after its name. */
+export const GLOBAL_OPTIONS = {
+  json: { schema: flag, about: "Print JSON; its shape is stable." },
+  apiUrl: { schema: text.optional(), value: "URL", about: "The node's API." },
+  sandboxUrl: { schema: text.optional(), value: "URL", about: "The node's edge; the API URL when left out." },
+  apiKey: {
+    schema: text.optional(),
+    value: "KEY",
+    about: "API key; other users of this host can see it in the process list.",
+  },
+  verbose: { schema: flag, short: "v", about: "Show the cause of an error." },
+  noColor: { schema: flag, about: "No colours; NO_COLOR does the same." },
+  help: { schema: flag, short: "h", about: "Explain the command." },
+} as const satisfies Record<string, Option>;
+
+/** The way people write it: the short form where there is one. */
+export const invocation = (c: Command): string => c.short ?? c.name;
