@@ -17,6 +17,10 @@ export interface EngineConfig {
   node: string;
   /** Where sockets live; default /run/aenv-<instance>. */
   runRoot: string;
+  /** Reported to clients and recorded in snapshots: what the guest's agent can do. */
+  envdVersion: string;
+  /** Group of every memory file; VMMs get it, nobody else. */
+  memoryGid: number;
   maxTimeoutMs: number;
   /** Sandboxes alive at once; more is RATE_LIMITED. */
   maxSandboxes: number;
@@ -54,6 +58,8 @@ export function engineConfig(given: EngineConfigInput): EngineConfig {
   return {
     runRoot: `/run/aenv-${given.instance}`,
     node: "loc",
+    envdVersion: "0.6.13",
+    memoryGid: 199_999,
     maxTimeoutMs: 30 * DAY_MS,
     maxSandboxes: 1000,
     launchConcurrency: Math.max(2, cores),

@@ -1,10 +1,42 @@
-import { AenvError, type Clock, type Logger, type RunId, type SandboxId } from "@aenv/base";
-import type { EngineConfigInput } from "./config.ts";
-import type { BlockdPort, CgroupsPort, DriverPort, GuestFactory, NetworkPort } from "./ports.ts";
+import { createHmac, randomBytes } from "node:crypto";
+import { mkdir } from "node:fs/promises";
+import {
+  AenvError,
+  type Clock,
+  type Logger,
+  messageOf,
+  newLayerId,
+  newSandboxId,
+  type RunId,
+  type SandboxId,
+  Semaphore,
+  TaskGroup,
+} from "@aenv/base";
+import { isAlive, type ProcIdentity, procIdentity } from "@aenv/host";
+import { DEFAULT_TEAM, type SandboxRecord, type State } from "@aenv/state";
+import type { VmmDriver } from "@aenv/vmm";
+import { buildTemplate } from "./build.ts";
+import { type EngineConfigInput, engineConfig } from "./config.ts";
+import type { Context } from "./context.ts";
+import { Deadlines } from "./expiry.ts";
+import { Foreground } from "./foreground.ts";
+import { IdempotentCreates } from "./idempotency.ts";
+import { HOT_INIT_DEADLINE_MS, INIT_DEADLINE_MS, initRun } from "./launch.ts";
+import { listPage } from "./list.ts";
+import { Paths } from "./paths.ts";
+import { Phases } from "./phases.ts";
+import { Pools } from "./pools.ts";
+import type { BlockdPort, CgroupsPort, GuestFactory, NetworkPort } from "./ports.ts";
+import { recover } from "./recovery.ts";
+import type { VmRun } from "./run.ts";
+import { Sampler } from "./sampler.ts";
+import { Sandbox } from "./sandbox.ts";
+import { type Source, TemplateStore } from "./templates.ts";
 import type {
   BuildTemplateOptions,
   CreateOptions,
   CreateTiming,
+  LaunchSource,
   LayerFile,
   ListFilter,
   LogEntry,
@@ -16,16 +48,20 @@ import type {
   SandboxView,
   TemplateView,
 } from "./types.ts";
+import { viewOf } from "./view.ts";
 
 export interface EngineDeps {
+  state: State;
   blockd: BlockdPort;
-  driver: DriverPort;
+  driver: VmmDriver;
   network: NetworkPort;
   cgroups: CgroupsPort;
   guestFactory: GuestFactory;
   clock: Clock;
   logger: Logger;
   config: EngineConfigInput;
+  /** For tests: called before and after every effect of a launch or capture; may throw or never return. */
+  onStep?: (name: string) => Promise<void> | void;
 }
 
 export interface Templates {
@@ -39,89 +75,486 @@ export interface Templates {
   delete(nameOrId: string): Promise<boolean>;
 }
 
-const todo = (): never => {
-  throw new AenvError("UNIMPLEMENTED", "the engine is being built");
-};
+/** Sandboxes that end at the same moment end so many at a time. */
+const EXPIRE_CONCURRENCY = 8;
+/** Breakdowns of the latest creates that are kept. */
+const TIMINGS_KEPT = 1000;
+const MAX_SAMPLES = 20_000;
+const MAX_LOG_LINES = 1000;
 
 /** The sandboxes of one node: see ARCHITECTURE.md. One instance per data folder at a time. */
 export class Engine implements AsyncDisposable {
   readonly templates: Templates;
+  readonly #ctx: Context;
+  readonly #store: TemplateStore;
+  readonly #pools: Pools;
+  readonly #sampler: Sampler;
+  readonly #creates: IdempotentCreates;
+  readonly #deadlines: Deadlines<SandboxId>;
+  readonly #expiring = new Semaphore(EXPIRE_CONCURRENCY);
+  readonly #live = new Map<SandboxId, Sandbox>();
+  readonly #timings = new Map<SandboxId, CreateTiming>();
+  readonly #listeners = new Set<(run: RunId, id: SandboxId) => void>();
+  readonly #tokenSeed: Buffer;
+  #closing: Promise<void> | undefined;
 
-  private constructor(_deps: EngineDeps) {
-    this.templates = { list: () => [], get: todo, resolve: () => undefined, exists: () => false, delete: todo };
+  private constructor(ctx: Context) {
+    this.#ctx = ctx;
+    this.#tokenSeed = Buffer.from(
+      ctx.state.setting("token-seed", () => randomBytes(32).toString("hex")),
+      "hex",
+    );
+    this.#pools = new Pools(ctx);
+    this.#store = new TemplateStore(ctx, (id) => this.#pools.drop(id));
+    this.#sampler = new Sampler(ctx);
+    this.#creates = new IdempotentCreates(ctx);
+    this.#deadlines = new Deadlines(ctx.clock, (id) =>
+      ctx.tasks.spawn("expire", (signal) => this.#expiring.run(() => this.#expire(id), signal)),
+    );
+    const store = this.#store;
+    const resolve = (nameOrId: string): TemplateView | undefined => {
+      const found = store.find(nameOrId);
+      return found && store.view(found);
+    };
+    this.templates = {
+      list: (team) => store.list(team),
+      get: (nameOrId) => store.view(store.source(nameOrId).template),
+      resolve,
+      exists: (alias) => resolve(alias) !== undefined,
+      delete: (nameOrId) => store.delete(nameOrId),
+    };
   }
 
   /** Recovers: adopts the VMs that run, frees what nobody owns, then warms the pools in the background. */
-  static open(deps: EngineDeps): Promise<Engine> {
-    return Promise.resolve(new Engine(deps));
+  static async open(deps: EngineDeps): Promise<Engine> {
+    const { config: given, onStep, ...ports } = deps;
+    const config = engineConfig(given);
+    const paths = new Paths(config.home, config.instance, config.runRoot);
+    takeOwnership(deps.state);
+    const logger = deps.logger;
+    const ctx: Context = {
+      ...ports,
+      config,
+      paths,
+      tasks: new TaskGroup((name, e) => logger.error({ task: name, error: messageOf(e) }, "background work failed")),
+      foreground: new Foreground(),
+      runs: new Map(),
+      step: onStep ?? (() => {}),
+    };
+    // VMMs pass through these to files that their uid may read; nobody else can list them.
+    for (const dir of [paths.runDirs, paths.dataDirs, paths.snapshots, paths.layers])
+      await mkdir(dir, { recursive: true, mode: 0o711 });
+    const { survivors } = await recover(ctx, new AbortController().signal);
+    const engine = new Engine(ctx);
+    for (const s of survivors) {
+      const sandbox = Sandbox.adopted(ctx, s, s.run, (run, ended) => engine.#runEnded(run, ended));
+      engine.#live.set(sandbox.id, sandbox);
+      engine.#follow(sandbox);
+    }
+    await engine.#store.collect();
+    for (const name of config.pool.pinned) engine.#warm(name);
+    return engine;
   }
 
-  create(_options: CreateOptions, _signal: AbortSignal): Promise<SandboxView> {
-    return todo();
+  async create(options: CreateOptions, signal: AbortSignal): Promise<SandboxView> {
+    this.#assertOpen();
+    checkCreate(options, this.#ctx.config.maxTimeoutMs);
+    const { idempotencyKey } = options;
+    if (idempotencyKey === undefined) return await this.#create(options, signal);
+    return await this.#creates.run(options.team ?? DEFAULT_TEAM, idempotencyKey, options, (commit) =>
+      this.#create(options, signal, commit),
+    );
   }
+
   /** NOT_FOUND (with the cause of its end in `data`, where known) when there is none or it is being killed. */
-  get(_id: SandboxId): SandboxView {
-    return todo();
+  get(id: SandboxId): SandboxView {
+    return this.#view(this.#visible(id));
   }
-  list(_filter: ListFilter = {}): Page<SandboxView> {
-    return { items: [], totalRunning: 0 };
+
+  list(filter: ListFilter = {}): Page<SandboxView> {
+    const template = filter.template === undefined ? undefined : this.#store.find(filter.template, filter.team);
+    if (filter.template !== undefined && !template) return { items: [], totalRunning: 0 };
+    const page = listPage([...this.#live.values()].filter(isVisible), { ...filter, templateId: template?.id });
+    return { ...page, items: page.items.map((s) => this.#view(s)) };
   }
+
   /** False when there is none or somebody else kills it. Resolves when its VM is dead. */
-  kill(_id: SandboxId): Promise<boolean> {
-    return todo();
+  async kill(id: SandboxId): Promise<boolean> {
+    const sandbox = this.#live.get(id);
+    return sandbox ? await sandbox.kill("killed") : false;
   }
+
   /** The end becomes now + ms, also earlier; 0 or less ends it now. */
-  setTimeout(_id: SandboxId, _ms: number): Promise<void> {
-    return todo();
+  async setTimeout(id: SandboxId, ms: number): Promise<void> {
+    checkTimeout(ms, this.#ctx.config.maxTimeoutMs);
+    const sandbox = this.#running(id);
+    if (ms <= 0) {
+      await sandbox.kill("expired");
+      return;
+    }
+    this.#setEnd(sandbox, this.#ctx.clock.now() + ms);
   }
+
   /** The end becomes now + ms unless that is earlier. */
-  extend(_id: SandboxId, _ms: number): Promise<void> {
-    return todo();
+  async extend(id: SandboxId, ms: number): Promise<void> {
+    checkTimeout(ms, this.#ctx.config.maxTimeoutMs);
+    const sandbox = this.#running(id);
+    const endAt = this.#ctx.clock.now() + ms;
+    if (endAt > sandbox.record.endAt) this.#setEnd(sandbox, endAt);
   }
+
   /** As extend for a running sandbox; resumes a paused one. */
-  connect(_id: SandboxId, _timeoutMs: number, _signal: AbortSignal): Promise<{ view: SandboxView; resumed: boolean }> {
-    return todo();
+  async connect(
+    id: SandboxId,
+    timeoutMs: number,
+    _signal: AbortSignal,
+  ): Promise<{ view: SandboxView; resumed: boolean }> {
+    await this.extend(id, timeoutMs);
+    return { view: this.get(id), resumed: false };
   }
-  /** Oldest first; a sandbox that ended has none (NOT_FOUND). */
-  metrics(_id: SandboxId, _range: { start?: number; end?: number } = {}): MetricSample[] {
-    return todo();
+
+  /** Oldest first; a sandbox that ended has none (NOT_FOUND). Times in milliseconds, inclusive. */
+  metrics(id: SandboxId, range: { start?: number; end?: number } = {}): MetricSample[] {
+    this.#visible(id);
+    return this.#ctx.state.samples.range(id, range.start ?? 0, range.end ?? Number.MAX_SAFE_INTEGER, MAX_SAMPLES);
   }
-  latestMetrics(_ids: readonly SandboxId[]): Map<SandboxId, MetricSample> {
-    return new Map();
+
+  latestMetrics(ids: readonly SandboxId[]): Map<SandboxId, MetricSample> {
+    const out = new Map<SandboxId, MetricSample>();
+    for (const id of ids) {
+      const sample = this.#sampler.latest(id);
+      if (sample) out.set(id, sample);
+    }
+    return out;
   }
+
   /** Its events, oldest first; also of a sandbox that ended lately. */
-  logs(_id: SandboxId, _range: { start?: number; limit?: number } = {}): LogEntry[] {
-    return todo();
+  logs(id: SandboxId, range: { start?: number; limit?: number } = {}): LogEntry[] {
+    if (!this.#live.has(id) && !this.#ctx.state.sandboxes.get(id)) throw notFound(id);
+    const limit = Math.min(MAX_LOG_LINES, range.limit ?? MAX_LOG_LINES);
+    return this.#ctx.state.events.list(id, range.start ?? 0, limit);
   }
+
   /** Synchronous, for the edge. undefined: no such sandbox runs now. */
-  route(_id: SandboxId): Route | undefined {
-    return undefined;
+  route(id: SandboxId): Route | undefined {
+    const sandbox = this.#live.get(id);
+    const run = sandbox?.run;
+    if (!sandbox || !run) return undefined;
+    return {
+      run: run.id,
+      host: run.slot.hostIp,
+      ...(sandbox.record.secure ? { accessToken: this.#accessToken(id) } : {}),
+      ...(sandbox.record.allowPublicTraffic ? {} : { trafficToken: this.#trafficToken(id) }),
+    };
   }
+
   /** Called at the moment at which a run's VM is about to end or has ended. Returns the unsubscription. */
-  onRunEnded(_fn: (run: RunId, id: SandboxId) => void): () => void {
-    return () => {};
+  onRunEnded(fn: (run: RunId, id: SandboxId) => void): () => void {
+    this.#listeners.add(fn);
+    return () => this.#listeners.delete(fn);
   }
-  timing(_id: SandboxId): CreateTiming | undefined {
-    return undefined;
+
+  /** What one of the latest creates cost. */
+  timing(id: SandboxId): CreateTiming | undefined {
+    return this.#timings.get(id);
   }
-  buildTemplate(_options: BuildTemplateOptions, _signal: AbortSignal): Promise<TemplateView> {
-    return todo();
+
+  async buildTemplate(options: BuildTemplateOptions, signal: AbortSignal): Promise<TemplateView> {
+    this.#assertOpen();
+    const built = await buildTemplate(this.#ctx, this.#store, options, signal);
+    if (built.replaced !== undefined) await this.#pools.drop(built.replaced);
+    await this.#store.collect();
+    if (this.#ctx.config.pool.pinned.includes(options.name)) this.#warm(options.name);
+    return this.#store.view(built.template);
   }
+
   /** A raw disk image becomes a sealed layer that a template can stand on; unused ones are freed at the next start. */
-  importLayer(_rawPath: string, _signal: AbortSignal): Promise<LayerFile> {
-    return todo();
+  async importLayer(rawPath: string, _signal: AbortSignal): Promise<LayerFile> {
+    this.#assertOpen();
+    const id = newLayerId();
+    const { paths, state, blockd, clock } = this.#ctx;
+    const path = paths.layerFile(id);
+    using _held = this.#store.hold(id);
+    await mkdir(paths.layerDir(id), { recursive: true, mode: 0o700 });
+    state.layers.add({ id, path, bytes: 0, createdAt: clock.now() });
+    const { bytes } = await blockd.importRaw(rawPath, { id, path });
+    state.durable(() => {
+      state.layers.remove(id);
+      state.layers.add({ id, path, bytes, createdAt: clock.now() });
+    });
+    return { id, path };
   }
+
   pools(): PoolStatus[] {
-    return [];
+    return this.#pools.status();
   }
+
+  /** Every host resource this engine holds now, and for whom. */
   resources(): OwnedResource[] {
-    return [];
+    return [...this.#ctx.runs.values()].flatMap((run) => run.resources());
   }
+
   /** The server leaves: sandboxes go on, spares end. */
   close(): Promise<void> {
-    return Promise.resolve();
+    this.#closing ??= this.#close();
+    return this.#closing;
   }
+
   async [Symbol.asyncDispose](): Promise<void> {
     await this.close();
   }
+
+  async #create(
+    options: CreateOptions,
+    caller: AbortSignal,
+    commit?: (view: SandboxView) => void,
+  ): Promise<SandboxView> {
+    const phases = new Phases(this.#ctx.clock);
+    using _foreground = this.#ctx.foreground.enter();
+    const source = this.#store.source(options.template, options.team);
+    if (this.#live.size >= this.#ctx.config.maxSandboxes)
+      throw new AenvError("RATE_LIMITED", `this node runs at most ${this.#ctx.config.maxSandboxes} sandboxes`, {
+        hint: "Kill sandboxes that are not needed.",
+      });
+    const abort = new AbortController();
+    const { promise: done, resolve } = Promise.withResolvers<void>();
+    const record = this.#newRecord(options, source);
+    const sandbox = Sandbox.creating(this.#ctx, { ...source, record }, { abort, done }, (run, ended) =>
+      this.#runEnded(run, ended),
+    );
+    this.#live.set(sandbox.id, sandbox);
+    try {
+      const signal = AbortSignal.any([caller, abort.signal]);
+      const { run, source: from } = await this.#launch(sandbox, phases, signal);
+      await using undo = new AsyncDisposableStack();
+      undo.defer(() => run.release());
+      await this.#ctx.step("commit:before");
+      signal.throwIfAborted();
+      const now = this.#ctx.clock.now();
+      sandbox.launched(run, now, now + options.timeoutMs, () => {
+        this.#ctx.state.templates.countSpawn(source.template.id, now);
+        commit?.(this.#view(sandbox, "running"));
+      });
+      undo.move();
+      this.#follow(sandbox);
+      this.#remember(sandbox.id, from, phases);
+      return this.#view(sandbox);
+    } catch (e) {
+      this.#live.delete(sandbox.id);
+      if (sandbox.state === "creating") sandbox.failed(e);
+      caller.throwIfAborted();
+      throw AenvError.from(e, `create sandbox from ${options.template}`);
+    } finally {
+      resolve();
+      this.#pools.refill();
+    }
+  }
+
+  /** The fastest way that is there: an idle spare, else a waiting VMM, else everything anew. */
+  async #launch(sandbox: Sandbox, phases: Phases, signal: AbortSignal): Promise<{ run: VmRun; source: LaunchSource }> {
+    const { snapshot, template } = sandbox;
+    const hot = this.#pools.takeHot(snapshot, template.name);
+    if (hot) {
+      try {
+        await this.#handOver(hot, sandbox, HOT_INIT_DEADLINE_MS, phases, signal);
+        return { run: hot, source: "hot" };
+      } catch (e) {
+        this.#ctx.tasks.spawn("release", () => hot.release());
+        signal.throwIfAborted();
+        this.#ctx.logger.warn({ run: hot.id, error: messageOf(e) }, "a hot spare failed; starting another");
+      }
+    }
+    const { run, source } = await this.#pools.launch(snapshot, template.name, phases, signal);
+    try {
+      await this.#handOver(run, sandbox, INIT_DEADLINE_MS, phases, signal);
+      return { run, source };
+    } catch (e) {
+      await run.release();
+      throw e;
+    }
+  }
+
+  /** The run becomes this sandbox's: in the journal first, then in the guest. */
+  async #handOver(run: VmRun, sandbox: Sandbox, limitMs: number, phases: Phases, signal: AbortSignal): Promise<void> {
+    const { record, snapshot, template } = sandbox;
+    this.#ctx.state.tx(() => run.assign(sandbox.id));
+    await this.#ctx.step("assign:after");
+    if (record.allowInternetAccess === false)
+      await phases.time("policy", () => this.#ctx.network.setPolicy(run.slot, { allowInternet: false }));
+    await phases.time("init", () =>
+      initRun(
+        this.#ctx,
+        run,
+        {
+          sandboxId: sandbox.id,
+          templateId: template.id,
+          envVars: record.envVars,
+          accessToken: record.secure ? this.#accessToken(sandbox.id) : "",
+          defaults: snapshot.defaults,
+          cause: "create",
+        },
+        limitMs,
+        signal,
+      ),
+    );
+  }
+
+  #newRecord(options: CreateOptions, source: Source): SandboxRecord {
+    return {
+      id: newSandboxId(this.#ctx.config.node),
+      team: options.team ?? DEFAULT_TEAM,
+      template: source.template.id,
+      snapshot: source.snapshot.id,
+      ...(source.alias === undefined ? {} : { alias: source.alias }),
+      state: "creating",
+      startedAt: this.#ctx.clock.now(),
+      endAt: this.#ctx.clock.now() + options.timeoutMs,
+      metadata: options.metadata ?? {},
+      envVars: options.envVars ?? {},
+      secure: options.secure ?? true,
+      onTimeout: "kill",
+      autoResume: false,
+      allowInternetAccess: options.allowInternetAccess ?? null,
+      allowPublicTraffic: options.allowPublicTraffic ?? true,
+    };
+  }
+
+  /** What a running sandbox needs: its end, its metrics. */
+  #follow(sandbox: Sandbox): void {
+    const { run } = sandbox;
+    if (!run) return;
+    this.#deadlines.set(sandbox.id, sandbox.record.endAt);
+    this.#sampler.watch(sandbox, () =>
+      this.#ctx.guestFactory({
+        host: run.slot.hostIp,
+        ...(sandbox.record.secure ? { accessToken: this.#accessToken(sandbox.id) } : {}),
+      }),
+    );
+  }
+
+  #runEnded(run: VmRun, sandbox: Sandbox): void {
+    this.#deadlines.delete(sandbox.id);
+    this.#sampler.unwatch(sandbox.id);
+    if (sandbox.state === "gone") this.#live.delete(sandbox.id);
+    else if (sandbox.phase.t === "killing") void sandbox.phase.done.then(() => this.#live.delete(sandbox.id));
+    for (const fn of this.#listeners) {
+      try {
+        fn(run.id, sandbox.id);
+      } catch (e) {
+        this.#ctx.logger.error({ run: run.id, error: messageOf(e) }, "a listener for ended runs failed");
+      }
+    }
+  }
+
+  async #expire(id: SandboxId): Promise<void> {
+    const sandbox = this.#live.get(id);
+    // It may have been extended while it waited for its turn.
+    if (sandbox?.state !== "running" || sandbox.record.endAt > this.#ctx.clock.now()) return;
+    await sandbox.kill("expired");
+  }
+
+  #setEnd(sandbox: Sandbox, endAt: number): void {
+    sandbox.setEnd(endAt);
+    this.#deadlines.set(sandbox.id, endAt);
+  }
+
+  #warm(name: string): void {
+    const template = this.#store.find(name);
+    const snapshot = template && this.#ctx.state.snapshots.get(template.snapshot);
+    if (snapshot) this.#pools.warm(snapshot, template.name);
+  }
+
+  #remember(sandboxId: SandboxId, source: LaunchSource, phases: Phases): void {
+    const timing: CreateTiming = { sandboxId, source, totalMs: phases.totalMs, phases: phases.phases };
+    this.#timings.set(sandboxId, timing);
+    if (this.#timings.size > TIMINGS_KEPT)
+      for (const oldest of this.#timings.keys()) {
+        this.#timings.delete(oldest);
+        break;
+      }
+    this.#ctx.config.onCreate?.(timing);
+    this.#ctx.logger.info({ sandbox: sandboxId, source, ms: timing.totalMs, ...timing.phases }, "sandbox created");
+  }
+
+  #visible(id: SandboxId): Sandbox {
+    const sandbox = this.#live.get(id);
+    if (sandbox && isVisible(sandbox)) return sandbox;
+    throw notFound(id, this.#ctx.state.sandboxes.get(id));
+  }
+
+  #running(id: SandboxId): Sandbox {
+    const sandbox = this.#visible(id);
+    if (sandbox.state !== "running")
+      throw new AenvError("IN_TRANSITION", `sandbox ${id} is ${sandbox.state}`, { data: { state: sandbox.state } });
+    return sandbox;
+  }
+
+  #view(sandbox: Sandbox, state?: "running"): SandboxView {
+    const { id } = sandbox;
+    return viewOf(sandbox, state, { access: this.#accessToken(id), traffic: this.#trafficToken(id) });
+  }
+
+  /** The same over the whole life of a sandbox, also on another node with the same seed. */
+  #accessToken(id: SandboxId): string {
+    return createHmac("sha256", this.#tokenSeed).update(`envd ${id}`).digest("hex");
+  }
+  #trafficToken(id: SandboxId): string {
+    return createHmac("sha256", this.#tokenSeed).update(`sandbox-traffic-${id}`).digest("hex");
+  }
+
+  #assertOpen(): void {
+    if (this.#closing) throw new AenvError("UNAVAILABLE", "the server is stopping");
+  }
+
+  async #close(): Promise<void> {
+    this.#deadlines.close();
+    this.#sampler.close();
+    const creating = [...this.#live.values()].flatMap(({ phase }) => (phase.t === "creating" ? [phase] : []));
+    for (const { abort } of creating) abort.abort(new AenvError("UNAVAILABLE", "the server is stopping"));
+    await Promise.all(creating.map(({ done }) => done));
+    await this.#pools.close();
+    await this.#ctx.tasks.close();
+    for (const { run } of this.#live.values()) run?.detach();
+    this.#ctx.state.putSetting(OWNER, "");
+  }
+}
+
+/** Being created or killed is nobody's business but ours. */
+function isVisible(sandbox: Sandbox): boolean {
+  return sandbox.state !== "creating" && sandbox.state !== "killing" && sandbox.state !== "gone";
+}
+
+function notFound(id: SandboxId, record?: SandboxRecord): AenvError {
+  const cause = record?.state === "gone" ? record.cause : undefined;
+  return new AenvError("NOT_FOUND", `sandbox ${id} not found${cause === undefined ? "" : `: it ended (${cause})`}`, {
+    data: { sandboxId: id, ...(cause === undefined ? {} : { cause, endedAt: record?.endedAt }) },
+  });
+}
+
+function checkTimeout(ms: number, max: number): void {
+  if (!Number.isFinite(ms) || ms > max)
+    throw new AenvError("INVALID_ARGUMENT", `a timeout is at most ${Math.floor(max / 1000)} s`);
+}
+
+function checkCreate(options: CreateOptions, maxTimeoutMs: number): void {
+  checkTimeout(options.timeoutMs, maxTimeoutMs);
+  if (options.timeoutMs <= 0) throw new AenvError("INVALID_ARGUMENT", "the timeout must be more than 0");
+  if (options.autoPause || options.autoResume)
+    throw new AenvError("UNIMPLEMENTED", "this node does not pause sandboxes yet", {
+      hint: "Create it without autoPause; it is killed when its time is over.",
+    });
+}
+
+const OWNER = "owner";
+
+/** Two engines on one data folder would free each other's sandboxes. */
+function takeOwnership(state: State): void {
+  const me = procIdentity(process.pid);
+  const text = state.setting(OWNER, () => "");
+  const owner = text === "" ? undefined : (JSON.parse(text) as ProcIdentity);
+  if (owner && owner.pid !== process.pid && isAlive(owner))
+    throw new AenvError("CONFLICT", `process ${owner.pid} runs this node already`, {
+      hint: "Stop it first: npm run down.",
+    });
+  state.putSetting(OWNER, JSON.stringify(me));
 }

@@ -1,6 +1,7 @@
 /** What the engine shows to the API, the edge and the tools. Times are milliseconds since the epoch. */
 import type { Bytes, LayerId, RunId, SandboxId, SnapshotId, TemplateId } from "@aenv/base";
-import type { SandboxState } from "@aenv/state";
+import type { RunPurpose, SandboxState } from "@aenv/state";
+import type { Machine } from "@aenv/vmm";
 
 /** `gone` is never shown: a sandbox that ended is NOT_FOUND. */
 export type VisibleState = Exclude<SandboxState, "gone">;
@@ -126,20 +127,12 @@ export interface LayerFile {
   path: string;
 }
 
-export interface TemplateMachine {
-  vcpus: number;
-  memoryBytes: Bytes;
-  kernel: string;
-  initrd: string;
-  cmdline: string;
-}
-
 export interface BuildTemplateOptions {
   name: string;
   team?: string;
   baseLayer: LayerFile;
   sizeBytes: Bytes;
-  machine: TemplateMachine;
+  machine: Machine;
   /** Commands run before the capture so that what they touch is in the page cache; one that fails fails the build. */
   prime?: readonly (readonly string[])[];
   /** Default user and working directory of its sandboxes. */
@@ -167,9 +160,15 @@ export interface OwnedResource {
   /** Host-global name: pid, path, netns, cgroup, disk. */
   name: string;
   run: RunId;
-  owner: { kind: "sandbox" | "spare" | "build" | "release"; id: string };
+  owner: Owner;
 }
 export type ResourceName = "process" | "slot" | "disk" | "cgroup" | "rundir" | "datadir";
+
+/** Who a VM run is for. `id`: sandbox id; snapshot id of a spare or a build. */
+export interface Owner {
+  kind: RunPurpose;
+  id: string;
+}
 
 export interface PoolStatus {
   snapshotId: SnapshotId;

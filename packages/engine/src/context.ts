@@ -1,0 +1,29 @@
+import { type Clock, type Logger, type RunId, TaskGroup } from "@aenv/base";
+import type { State } from "@aenv/state";
+import type { VmmDriver } from "@aenv/vmm";
+import type { EngineConfig } from "./config.ts";
+import { Paths } from "./paths.ts";
+import type { BlockdPort, CgroupsPort, GuestFactory, NetworkPort } from "./ports.ts";
+import type { VmRun } from "./run.ts";
+import { Foreground } from "./foreground.ts";
+
+/** What every room of the engine works with. */
+export interface Context {
+  readonly state: State;
+  readonly blockd: BlockdPort;
+  readonly driver: VmmDriver;
+  readonly network: NetworkPort;
+  readonly cgroups: CgroupsPort;
+  readonly guestFactory: GuestFactory;
+  readonly clock: Clock;
+  readonly logger: Logger;
+  readonly config: EngineConfig;
+  readonly paths: Paths;
+  /** Background work, joined by close(). */
+  readonly tasks: TaskGroup;
+  readonly foreground: Foreground;
+  /** Every run that holds resources, until the last one is released. */
+  readonly runs: Map<RunId, VmRun>;
+  /** Called before and after every effect of a launch or capture; tests fail or park here. */
+  step(name: string): Promise<void> | void;
+}

@@ -1,0 +1,273 @@
+/**
+ * What a start does about an earlier life of the server: VMs of running sandboxes are adopted, everything else of this
+ * instance is freed, in an order in which nothing is taken from under something that still lives:
+ * VMM processes, disks, slots, control groups, folders, artifacts, records.
+ */
+import { readdir, rm, stat } from "node:fs/promises";
+import { join } from "node:path";
+import {
+  AenvError,
+  deadline,
+  errnoOf,
+  messageOf,
+  parseLayerId,
+  parseSnapshotId,
+  type RunId,
+  Semaphore,
+  sleep,
+} from "@aenv/base";
+import { isAlive, type ProcIdentity, processes, signalExact } from "@aenv/host";
+import type { RunRecord, SandboxRecord, SnapshotRecord, TemplateRecord } from "@aenv/state";
+import type { Vm, VmExit, VmHandle } from "@aenv/vmm";
+import type { Context } from "./context.ts";
+import { VmRun } from "./run.ts";
+import { settleAll } from "./run.ts";
+
+const ADOPT_DEADLINE_MS = 10_000;
+const ADOPT_CONCURRENCY = 16;
+const KILL_DEADLINE_MS = 10_000;
+/** A layer folder without a record may be an import of another process that is not done yet. */
+const STRAY_LAYER_MS = 60 * 60 * 1000;
+
+export interface Survivor {
+  record: SandboxRecord;
+  template: TemplateRecord;
+  snapshot: SnapshotRecord;
+  run: VmRun;
+}
+
+export interface Recovery {
+  survivors: Survivor[];
+  /** Sandboxes that ended with the server or while it was away. */
+  lost: number;
+  /** What was freed, by kind. */
+  freed: { processes: number; disks: number; slots: number; cgroups: number; folders: number; artifacts: number };
+}
+
+export async function recover(ctx: Context, signal: AbortSignal): Promise<Recovery> {
+  const { state, paths } = ctx;
+  const runs = new Map(state.runs.list().map((r) => [r.id, r]));
+  const candidates = new Map<RunId, Candidate>();
+  let lost = 0;
+  for (const record of state.sandboxes.live()) {
+    const found = candidate(ctx, record, runs);
+    if (typeof found !== "string") candidates.set(found.run.id, found);
+    else {
+      end(ctx, record, found);
+      lost++;
+    }
+  }
+
+  const adopted = await adoptAll(ctx, [...candidates.values()], signal);
+  const vms = new Map<RunId, { candidate: Candidate; vm: Vm }>();
+  for (const { candidate: c, vm, why } of adopted) {
+    if (vm) vms.set(c.run.id, { candidate: c, vm });
+    else {
+      end(ctx, c.record, why);
+      lost++;
+    }
+  }
+  const kept: ReadonlySet<RunId> = new Set(vms.keys());
+
+  const freed = { processes: 0, disks: 0, slots: 0, cgroups: 0, folders: 0, artifacts: 0 };
+  freed.processes = await killLeftovers(
+    ctx,
+    [...runs.values()].filter((r) => !kept.has(r.id)),
+    kept,
+    signal,
+  );
+  for (const { disk } of await ctx.blockd.listDisks()) {
+    if (kept.has(disk as RunId)) continue;
+    await ctx.blockd.closeDisk(disk, { deleteUpper: true });
+    freed.disks++;
+  }
+  const slots = ctx.network.adopt([...vms.values()].map(({ candidate: c }) => c.slot));
+  const stale = state.resources.list().filter((r) => r.kind === "slot" && !kept.has(r.run));
+  await ctx.network.sweep();
+  freed.slots = stale.length;
+  freed.cgroups = await removeCgroups(ctx, kept);
+  freed.folders += await removeFolders(paths.runDirs, (name) => kept.has(name as RunId));
+  freed.folders += await removeFolders(paths.dataDirs, (name) => kept.has(name as RunId));
+  freed.artifacts = await sweepArtifacts(ctx);
+
+  // Only now: until here another crash would have found all of it in the journal again.
+  state.tx(() => {
+    for (const r of state.resources.list()) if (!kept.has(r.run)) state.resources.released(r.run, r.kind);
+    for (const id of runs.keys()) if (!kept.has(id)) state.runs.remove(id);
+  });
+
+  const survivors: Survivor[] = [];
+  for (const [id, { candidate: c, vm }] of vms) {
+    const slot = slots.find((s) => s.index === c.slot);
+    if (!slot) throw new AenvError("INTERNAL", `the network did not adopt slot ${c.slot} of run ${id}`);
+    const { record, template, snapshot } = c;
+    const owner = { kind: "sandbox" as const, id: record.id };
+    const run = VmRun.adopted(ctx, { id, snapshot: snapshot.id, machine: snapshot.machine, owner, slot, vm });
+    survivors.push({ record, template, snapshot, run });
+  }
+  ctx.logger.info({ adopted: survivors.length, lost, ...freed }, "recovered");
+  return { survivors, lost, freed };
+}
+
+interface Candidate {
+  record: SandboxRecord;
+  template: TemplateRecord;
+  snapshot: SnapshotRecord;
+  run: RunRecord & { handle: object };
+  slot: number;
+}
+
+/** A sandbox that may still run, or why it cannot. */
+function candidate(ctx: Context, record: SandboxRecord, runs: ReadonlyMap<RunId, RunRecord>): Candidate | string {
+  const { state } = ctx;
+  if (record.state === "creating") return "create-failed: the server ended while it was created";
+  if (record.state === "killing") return record.cause ?? "killed";
+  const run = record.run === undefined ? undefined : runs.get(record.run);
+  if (record.state !== "running" || !run) return `lost: the server ended while it was ${record.state}`;
+  const slot = state.resources.of(run.id).find((r) => r.kind === "slot" && r.phase === "held");
+  const snapshot = state.snapshots.get(record.snapshot);
+  if (run.handle === undefined || !slot || !snapshot) return "lost: its records are incomplete";
+  // Its template may have been deleted while it runs.
+  const template = state.templates.get(record.template) ?? {
+    id: record.template,
+    team: record.team,
+    name: record.alias ?? record.template,
+    public: false,
+    snapshot: snapshot.id,
+    createdAt: 0,
+    updatedAt: 0,
+    spawnCount: 0,
+    buildCount: 0,
+  };
+  return { record, template, snapshot, run: { ...run, handle: run.handle }, slot: Number(slot.name) };
+}
+
+function end(ctx: Context, record: SandboxRecord, cause: string): void {
+  ctx.state.tx(() => {
+    const at = ctx.clock.now();
+    ctx.state.sandboxes.end(record.id, at, cause);
+    ctx.state.events.add(record.id, { timestamp: at, level: "error", message: "sandbox ended", fields: { cause } });
+  });
+  ctx.logger.warn({ sandbox: record.id, cause }, "sandbox was not recovered");
+}
+
+async function adoptAll(
+  ctx: Context,
+  candidates: readonly Candidate[],
+  signal: AbortSignal,
+): Promise<{ candidate: Candidate; vm?: Vm; why: string }[]> {
+  const turns = new Semaphore(ADOPT_CONCURRENCY);
+  const disks = new Set((await ctx.blockd.listDisks()).map((d) => d.disk));
+  return await Promise.all(
+    candidates.map((c) =>
+      turns.run(async () => {
+        if (!disks.has(c.run.id)) return { candidate: c, why: "lost: blockd does not know its disk any more" };
+        try {
+          const vm = await ctx.driver.adopt(c.run.handle as VmHandle, deadline(ADOPT_DEADLINE_MS, signal));
+          return { candidate: c, vm, why: "" };
+        } catch (e) {
+          return { candidate: c, why: causeOf(e) };
+        }
+      }),
+    ),
+  );
+}
+
+function causeOf(e: unknown): string {
+  if (!(e instanceof AenvError) || e.code !== "NOT_FOUND") return `lost: ${messageOf(e)}`;
+  const exit = e.data["exit"] as Partial<VmExit> | undefined;
+  return typeof exit?.cause === "string" ? exit.cause : "unknown";
+}
+
+/** By their control group, and by the folder of their sockets in their command line: no pid of ours is trusted alone. */
+async function killLeftovers(
+  ctx: Context,
+  runs: readonly RunRecord[],
+  kept: ReadonlySet<RunId>,
+  signal: AbortSignal,
+): Promise<number> {
+  const { paths } = ctx;
+  const groups = new Set(await ctx.cgroups.list(paths.cgroupRoot));
+  await settleAll(runs.filter((r) => groups.has(paths.cgroup(r.id))).map((r) => ctx.cgroups.kill(paths.cgroup(r.id))));
+  const prefix = `${paths.runDirs}/`;
+  const found: ProcIdentity[] = [];
+  for (const p of processes()) {
+    const run = p.argv.map((a) => runIn(a, prefix)).find((r) => r !== undefined);
+    if (run === undefined || kept.has(run)) continue;
+    if (signalExact(p, "SIGKILL")) found.push(p);
+  }
+  const limit = deadline(KILL_DEADLINE_MS, signal);
+  while (found.some(isAlive)) await sleep(5, limit);
+  return found.length;
+}
+
+function runIn(text: string, prefix: string): RunId | undefined {
+  const at = text.indexOf(prefix);
+  if (at < 0) return undefined;
+  return /^r[a-z0-9]{12}/.exec(text.slice(at + prefix.length))?.[0] as RunId | undefined;
+}
+
+async function removeCgroups(ctx: Context, kept: ReadonlySet<RunId>): Promise<number> {
+  const keep = new Set([...kept].map((id) => ctx.paths.cgroup(id)));
+  let removed = 0;
+  for (const name of await ctx.cgroups.list(ctx.paths.cgroupRoot)) {
+    if (keep.has(name)) continue;
+    await ctx.cgroups.kill(name);
+    await ctx.cgroups.remove(name);
+    removed++;
+  }
+  return removed;
+}
+
+async function removeFolders(root: string, keep: (name: string) => boolean): Promise<number> {
+  let removed = 0;
+  for (const name of await entries(root)) {
+    if (keep(name)) continue;
+    await rm(join(root, name), { recursive: true, force: true });
+    removed++;
+  }
+  return removed;
+}
+
+/** Half-made captures by their journal, and folders that no record names. */
+async function sweepArtifacts(ctx: Context): Promise<number> {
+  const { state, paths } = ctx;
+  let removed = 0;
+  const remove = async (path: string): Promise<void> => {
+    await rm(path, { recursive: true, force: true });
+    removed++;
+  };
+  for (const r of state.resources.list()) {
+    if (r.kind === "snapshot" && !state.snapshots.get(parseSnapshotId(r.name)))
+      await remove(paths.snapshotDir(parseSnapshotId(r.name)));
+    if (r.kind === "layer" && !state.layers.get(parseLayerId(r.name)))
+      await remove(paths.layerDir(parseLayerId(r.name)));
+  }
+  const snapshots = new Set<string>(state.snapshots.list().map((s) => s.id));
+  for (const name of await entries(paths.snapshots))
+    if (!snapshots.has(name)) await remove(join(paths.snapshots, name));
+  const layers = new Set<string>(state.layers.list().map((l) => l.id));
+  for (const name of await entries(paths.layers)) {
+    const path = join(paths.layers, name);
+    if (!layers.has(name) && (await olderThan(path, ctx.clock.now() - STRAY_LAYER_MS))) await remove(path);
+  }
+  return removed;
+}
+
+async function olderThan(path: string, at: number): Promise<boolean> {
+  try {
+    return (await stat(path)).mtimeMs < at;
+  } catch (e) {
+    if (errnoOf(e) === "ENOENT") return false;
+    throw e;
+  }
+}
+
+async function entries(path: string): Promise<string[]> {
+  try {
+    return await readdir(path);
+  } catch (e) {
+    if (errnoOf(e) === "ENOENT") return [];
+    throw e;
+  }
+}

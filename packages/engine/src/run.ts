@@ -1,0 +1,278 @@
+import { chown, mkdir, rm } from "node:fs/promises";
+import { type Bytes, bytes, messageOf, newRunId, type RunId, type SandboxId, type SnapshotId, sleep } from "@aenv/base";
+import type { ResourceKind, RunPurpose } from "@aenv/state";
+import type { Machine, Vm, VmSpec } from "@aenv/vmm";
+import type { Context } from "./context.ts";
+import type { Phases } from "./phases.ts";
+import type { GuestPort, LayerPortRef, Slot } from "./ports.ts";
+import type { OwnedResource, Owner } from "./types.ts";
+
+/** Same in every VM, see the names table. */
+const GUEST_MAC = "02:fc:00:00:00:05";
+/** VMM threads included: QEMU needs about 10 and one more per virtual CPU. */
+const CGROUP_PIDS = 128;
+/** Waits before another attempt to release what could not be released; then the next start does it. */
+const RELEASE_RETRY_MS = [1000, 5000, 25_000] as const;
+
+export interface RunPlan {
+  purpose: Exclude<RunPurpose, "sandbox">;
+  owner: string;
+  snapshot: SnapshotId | undefined;
+  machine: Machine;
+  layers: readonly LayerPortRef[];
+  diskBytes: Bytes;
+}
+
+/**
+ * One VM incarnation and all that the host holds for it. Its row is in the database from before the first resource until
+ * after the last one; what it may hold is in the journal at every moment.
+ */
+export class VmRun {
+  readonly id: RunId;
+  readonly snapshot: SnapshotId | undefined;
+  readonly machine: Machine;
+  owner: Owner;
+  /** blockd's epoch when the disk was made. */
+  epoch = "";
+  readonly #ctx: Context;
+  #slot: Slot | undefined;
+  #vm: Vm | undefined;
+  #guest: GuestPort | undefined;
+  #releasing: Promise<void> | undefined;
+
+  private constructor(ctx: Context, id: RunId, snapshot: SnapshotId | undefined, machine: Machine, owner: Owner) {
+    this.#ctx = ctx;
+    this.id = id;
+    this.snapshot = snapshot;
+    this.machine = machine;
+    this.owner = owner;
+    ctx.runs.set(id, this);
+  }
+
+  get slot(): Slot {
+    if (!this.#slot) throw new Error(`run ${this.id} has no slot`);
+    return this.#slot;
+  }
+  get vm(): Vm {
+    if (!this.#vm) throw new Error(`run ${this.id} has no VM`);
+    return this.#vm;
+  }
+  /** Its connections serve this run only. */
+  get guest(): GuestPort {
+    this.#guest ??= this.#ctx.guestFactory({ host: this.slot.hostIp });
+    return this.#guest;
+  }
+
+  /** Slot, folders, disk and control group; no VM yet. Leaves nothing when it fails. */
+  static async make(ctx: Context, plan: RunPlan, phases: Phases, signal: AbortSignal): Promise<VmRun> {
+    signal.throwIfAborted();
+    const id = newRunId();
+    const { paths, state } = ctx;
+    const owner: Owner = { kind: plan.purpose, id: plan.owner };
+    state.tx(() => {
+      state.runs.insert({
+        id,
+        purpose: plan.purpose,
+        createdAt: ctx.clock.now(),
+        ...(plan.snapshot === undefined ? {} : { snapshot: plan.snapshot }),
+      });
+      state.resources.intent(id, "datadir", paths.dataDir(id));
+      state.resources.intent(id, "rundir", paths.runDir(id));
+      state.resources.intent(id, "cgroup", paths.cgroup(id));
+      state.resources.intent(id, "disk", id);
+      state.resources.intent(id, "process", id);
+    });
+    const run = new VmRun(ctx, id, plan.snapshot, plan.machine, owner);
+    await using undo = new AsyncDisposableStack();
+    undo.defer(() => run.release());
+
+    await ctx.step("slot:before");
+    const slot = await phases.time("slot", () => ctx.network.acquire(signal));
+    run.#slot = slot;
+    await ctx.step("slot:after");
+    state.resources.held(id, "slot", String(slot.index));
+
+    await ctx.step("dirs:before");
+    await phases.time("dirs", () => run.#makeDirs(slot));
+    await ctx.step("dirs:after");
+
+    const disk = async (): Promise<void> => {
+      await ctx.step("disk:before");
+      run.epoch = (await ctx.blockd.ping(signal)).epoch;
+      await ctx.blockd.createDisk(
+        {
+          disk: id,
+          layers: plan.layers.map(({ id: layer, path }) => ({ id: layer, path })),
+          sizeBytes: plan.diskBytes,
+          upperDir: paths.upperDir(id),
+          socketPath: paths.diskSocket(id),
+          socketUid: slot.uid,
+          socketGid: slot.gid,
+        },
+        signal,
+      );
+      await ctx.step("disk:after");
+    };
+    const cgroup = async (): Promise<void> => {
+      await ctx.step("cgroup:before");
+      const memoryBytes = bytes(plan.machine.memoryBytes + ctx.driver.overheadBytes(plan.machine));
+      await ctx.cgroups.create(paths.cgroup(id), { memoryBytes, pids: CGROUP_PIDS + plan.machine.vcpus });
+      await ctx.step("cgroup:after");
+    };
+    // Both end before either failure is acted on: the release must not race with what is still being made.
+    await settleAll([phases.time("disk", disk), phases.time("cgroup", cgroup)]);
+    state.tx(() => {
+      for (const [kind, name] of [
+        ["datadir", paths.dataDir(id)],
+        ["rundir", paths.runDir(id)],
+        ["cgroup", paths.cgroup(id)],
+        ["disk", id],
+      ] as const)
+        state.resources.held(id, kind, name);
+    });
+    undo.move();
+    return run;
+  }
+
+  /** After a restart of the server: the VM runs and its resources are as the journal says. */
+  static adopted(
+    ctx: Context,
+    run: { id: RunId; snapshot: SnapshotId; machine: Machine; owner: Owner; slot: Slot; vm: Vm },
+  ): VmRun {
+    const adopted = new VmRun(ctx, run.id, run.snapshot, run.machine, run.owner);
+    adopted.#slot = run.slot;
+    adopted.#vm = run.vm;
+    return adopted;
+  }
+
+  spec(memory: VmSpec["memory"]): VmSpec {
+    const { paths } = this.#ctx;
+    return {
+      run: this.id,
+      machine: this.machine,
+      runDir: paths.runDir(this.id),
+      uid: this.slot.uid,
+      gid: this.slot.gid,
+      cgroup: paths.cgroup(this.id),
+      netns: this.slot.netns,
+      tap: this.slot.tap,
+      mac: GUEST_MAC,
+      diskSocket: paths.diskSocket(this.id),
+      memory,
+      consoleLog: paths.consoleLog(this.id),
+    };
+  }
+
+  /** The VMM of this run exists: its handle is what a restarted server finds it by. */
+  setVm(vm: Vm): void {
+    this.#vm = vm;
+    this.#ctx.state.tx(() => {
+      this.#ctx.state.runs.setHandle(this.id, vm.handle);
+      this.#ctx.state.resources.held(this.id, "process", String(vm.identity.pid));
+    });
+  }
+
+  /** A spare becomes the run of a sandbox. The caller is in a transaction. */
+  assign(sandbox: SandboxId): void {
+    this.#ctx.state.runs.assign(this.id, sandbox);
+    this.owner = { kind: "sandbox", id: sandbox };
+  }
+
+  /** The VM is dead when it resolves; the rest is for release(). */
+  async killVm(): Promise<void> {
+    this.#guest?.close();
+    await this.#vm?.kill();
+  }
+
+  /** The server leaves; the VM stays. */
+  detach(): void {
+    this.#guest?.close();
+    this.#vm?.detach();
+    this.#ctx.runs.delete(this.id);
+  }
+
+  /** Ends the VM and frees everything, in that order. Idempotent; not cancelled by anybody; retried in the background when it fails. */
+  release(): Promise<void> {
+    this.#releasing ??= this.#release().catch((e: unknown) => {
+      this.#ctx.logger.error({ run: this.id, error: messageOf(e) }, "run was not released; trying again");
+      this.#ctx.tasks.spawn("release", (signal) => this.#retryRelease(signal));
+    });
+    return this.#releasing;
+  }
+
+  resources(): OwnedResource[] {
+    const { paths } = this.#ctx;
+    const of = (kind: OwnedResource["kind"], name: string): OwnedResource => ({
+      kind,
+      name,
+      run: this.id,
+      owner: this.owner,
+    });
+    return [
+      ...(this.#vm ? [of("process", String(this.#vm.identity.pid))] : []),
+      ...(this.#slot ? [of("slot", this.#slot.netns)] : []),
+      of("disk", this.id),
+      of("cgroup", paths.cgroup(this.id)),
+      of("rundir", paths.runDir(this.id)),
+      of("datadir", paths.dataDir(this.id)),
+    ];
+  }
+
+  async #makeDirs(slot: Slot): Promise<void> {
+    const { paths } = this.#ctx;
+    const runDir = paths.runDir(this.id);
+    const consoleDir = `${paths.dataDir(this.id)}/console`;
+    await mkdir(runDir, { mode: 0o700 });
+    await chown(runDir, slot.uid, slot.gid);
+    await mkdir(paths.dataDir(this.id), { mode: 0o711 });
+    await mkdir(consoleDir, { mode: 0o700 });
+    await chown(consoleDir, slot.uid, slot.gid);
+  }
+
+  async #release(): Promise<void> {
+    const { paths, blockd, cgroups, network, state } = this.#ctx;
+    const slot = this.#slot;
+    await this.killVm();
+    // A VMM that still lives must keep its slot, disk and uid: nobody else may get them.
+    await cgroups.kill(paths.cgroup(this.id));
+    const failures: unknown[] = [];
+    const free = async (kind: ResourceKind, fn: () => Promise<unknown>): Promise<void> => {
+      try {
+        await fn();
+        state.resources.released(this.id, kind);
+      } catch (e) {
+        failures.push(e);
+      }
+    };
+    state.resources.released(this.id, "process");
+    await free("disk", () => blockd.closeDisk(this.id, { deleteUpper: true }));
+    await free("cgroup", () => cgroups.remove(paths.cgroup(this.id)));
+    if (slot)
+      await free("slot", async () => {
+        await network.release(slot);
+        this.#slot = undefined;
+      });
+    await free("rundir", () => rm(paths.runDir(this.id), { recursive: true, force: true }));
+    await free("datadir", () => rm(paths.dataDir(this.id), { recursive: true, force: true }));
+    if (failures.length > 0) throw new AggregateError(failures, failures.map(messageOf).join("; "));
+    state.runs.remove(this.id);
+    this.#ctx.runs.delete(this.id);
+  }
+
+  async #retryRelease(signal: AbortSignal): Promise<void> {
+    for (const wait of RELEASE_RETRY_MS) {
+      await sleep(wait, signal);
+      try {
+        await this.#release();
+        return;
+      } catch (e) {
+        this.#ctx.logger.error({ run: this.id, error: messageOf(e) }, "run was not released");
+      }
+    }
+  }
+}
+
+/** Waits for all, then throws the first failure. */
+export async function settleAll(work: readonly Promise<unknown>[]): Promise<void> {
+  for (const outcome of await Promise.allSettled(work)) if (outcome.status === "rejected") throw outcome.reason;
+}
