@@ -1,0 +1,78 @@
+import assert from "node:assert/strict";
+import { randomBytes } from "node:crypto";
+import { lstatSync, readFileSync, writeFileSync } from "node:fs";
+import { test } from "node:test";
+import { AenvError } from "@aenv/base";
+import { run } from "@aenv/host";
+import { TestBlockd, uri } from "../test/harness.ts";
+
+const MIB = 1024 * 1024;
+
+function image(sizeMib: number): Buffer {
+  const b = Buffer.alloc(sizeMib * MIB);
+  randomBytes(3 * MIB).copy(b, MIB);
+  randomBytes(5000).copy(b, 7 * MIB + 123);
+  return b;
+}
+
+test("a raw image imported as a layer reads the same over NBD, by nbdinfo, nbdcopy and qemu-img", async () => {
+  await using blockd = await TestBlockd.start();
+  const raw = blockd.path("base.raw");
+  writeFileSync(raw, image(16));
+  const base = blockd.layer();
+  const info = await blockd.client.importRaw(raw, base);
+  assert.ok(info.bytes < 4 * MIB, `zero blocks are not stored: ${info.bytes}`);
+  const spec = blockd.spec("d1", 16 * MIB, [base]);
+  await blockd.client.createDisk(spec);
+  const about = JSON.parse((await run("nbdinfo", ["--json", uri(spec)])).stdout) as {
+    exports: Record<string, unknown>[];
+  };
+  assert.equal(about.exports[0]?.["export-size"], 16 * MIB);
+  await run("qemu-img", ["compare", "-f", "raw", "-F", "raw", raw, uri(spec)]);
+  await run("nbdcopy", [uri(spec), blockd.path("out.raw")]);
+  assert.ok(readFileSync(blockd.path("out.raw")).equals(readFileSync(raw)));
+});
+
+test("what was written survives kill -9, a seal and another kill -9", async () => {
+  await using blockd = await TestBlockd.start();
+  const raw = blockd.path("data.raw");
+  writeFileSync(raw, image(16));
+  const spec = blockd.spec("d1", 16 * MIB);
+  await blockd.client.createDisk(spec);
+  const { epoch } = await blockd.client.ping();
+  await run("nbdcopy", ["--flush", raw, uri(spec)]);
+  await blockd.end("SIGKILL");
+  await blockd.start();
+  assert.notEqual((await blockd.client.ping()).epoch, epoch);
+  await run("qemu-img", ["compare", "-f", "raw", "-F", "raw", raw, uri(spec)]);
+  const target = blockd.layer();
+  const sealed = await blockd.client.sealDisk("d1", target);
+  assert.deepEqual(await blockd.client.sealDisk("d1", target), sealed, "the same seal again is the same answer");
+  await run("qemu-img", ["compare", "-f", "raw", "-F", "raw", raw, uri(spec)]);
+  await blockd.end("SIGKILL");
+  await blockd.start();
+  await run("qemu-img", ["compare", "-f", "raw", "-F", "raw", raw, uri(spec)]);
+  assert.deepEqual((await blockd.client.listDisks())[0]?.layers, [target]);
+  assert.equal(await blockd.end("SIGTERM"), 0);
+});
+
+test("the disk's socket belongs to the VM's user with mode 0600 and replaces a stale one", async () => {
+  await using blockd = await TestBlockd.start();
+  const spec = { ...blockd.spec("d1", 16 * MIB), socketUid: 200001, socketGid: 200001 };
+  writeFileSync(spec.socketPath, "stale");
+  await blockd.client.createDisk(spec);
+  const stat = lstatSync(spec.socketPath);
+  assert.ok(stat.isSocket());
+  assert.equal(stat.mode & 0o777, 0o600);
+  assert.equal(stat.uid, 200001);
+  await blockd.client.createDisk(spec);
+  await assert.rejects(
+    blockd.client.createDisk({ ...spec, socketUid: 0 }),
+    (e) => e instanceof AenvError && e.code === "CONFLICT",
+  );
+  await blockd.client.closeDisk("d1", { deleteUpper: true });
+  await blockd.client.closeDisk("d1", { deleteUpper: true });
+  assert.deepEqual(await blockd.client.listDisks(), []);
+  assert.throws(() => lstatSync(spec.socketPath));
+  assert.throws(() => lstatSync(spec.upperDir));
+});

@@ -1,0 +1,63 @@
+import type { ExtentMap, LayerRef, UpperFiles } from "@aenv/block";
+
+/** Messages between the control thread and the disk workers. Typed arrays are over shared memory; file numbers are the process's. */
+export interface SharedFile {
+  path: string;
+  fd: number;
+  warm: Uint8Array;
+}
+
+export interface SharedStack {
+  map: ExtentMap;
+  files: SharedFile[];
+}
+
+export interface OpenDisk {
+  disk: string;
+  sizeBytes: number;
+  durability: "process" | "power";
+  stack: SharedStack;
+  upper: UpperFiles;
+  /** The upper does not have to exist yet. */
+  mayCreate: boolean;
+  socket: { temp: string; path: string; uid: number; gid: number };
+}
+
+export interface SealDisk {
+  disk: string;
+  target: LayerRef;
+  nextUpper: UpperFiles;
+}
+
+/** The sealed file, opened for reading, and the index of the stack with it on top. */
+export interface Sealed {
+  bytes: number;
+  extents: number;
+  file: SharedFile;
+  layerMap: ExtentMap;
+  map: ExtentMap;
+}
+
+export interface WorkerCalls {
+  open: { args: OpenDisk; result: undefined };
+  /** Leaves the disk frozen; `thaw` follows once the record is written. */
+  seal: { args: SealDisk; result: Sealed };
+  thaw: { args: { disk: string }; result: undefined };
+  close: { args: { disk: string }; result: undefined };
+  stop: { args: undefined; result: undefined };
+}
+
+export type CallName = keyof WorkerCalls;
+export type ToWorker = { [K in CallName]: { id: number; op: K; args: WorkerCalls[K]["args"] } }[CallName];
+
+export interface WireError {
+  code: string;
+  message: string;
+  hint?: string;
+  data?: Record<string, unknown>;
+}
+
+export type FromWorker =
+  | { kind: "done"; id: number; result: unknown }
+  | { kind: "failed"; id: number; error: WireError }
+  | { kind: "log"; level: "debug" | "info" | "warn" | "error"; fields: Record<string, unknown>; message: string };

@@ -1,0 +1,174 @@
+import { randomUUID } from "node:crypto";
+import { existsSync } from "node:fs";
+import { availableParallelism } from "node:os";
+import { join } from "node:path";
+import { isDeepStrictEqual } from "node:util";
+import { AenvError, KeyedMutex, type Logger, messageOf, randomName } from "@aenv/base";
+import { type DiskSpec, importRaw, type LayerInfo, type LayerRef, type PingInfo } from "@aenv/block";
+import { procIdentity } from "@aenv/host";
+import { LayerTable } from "./layers.ts";
+import type { Sealed } from "./protocol.ts";
+import { type DiskRecord, Records } from "./records.ts";
+import { newestGeneration, removeUppers, settleSeal, upperFiles } from "./uppers.ts";
+import { DiskWorker } from "./workers.ts";
+
+interface OpenDisk {
+  record: DiskRecord;
+  worker: DiskWorker;
+}
+
+export interface ServiceOptions {
+  /** Folder of the disk records. */
+  stateDir: string;
+  /** Folder, on the file system of the disks' sockets, that only we can write. */
+  socketDir: string;
+  logger: Logger;
+  workers?: number;
+  onCrash: (e: Error) => void;
+}
+
+/** The control side of blockd: which disks there are, where they are, and every change to that. */
+export class BlockService {
+  readonly #options: ServiceOptions;
+  readonly #records: Records;
+  readonly #layers = new LayerTable();
+  readonly #workers: DiskWorker[];
+  readonly #disks = new Map<string, OpenDisk>();
+  readonly #locks = new KeyedMutex();
+  readonly #epoch = randomUUID();
+
+  constructor(options: ServiceOptions) {
+    this.#options = options;
+    this.#records = new Records(options.stateDir);
+    const count = options.workers ?? availableParallelism();
+    this.#workers = Array.from({ length: count }, () => new DiskWorker(options.logger, options.onCrash));
+  }
+
+  /** Opens again every disk of an earlier process. One that fails is logged and left as it is. */
+  async recover(): Promise<void> {
+    const { logger } = this.#options;
+    await Promise.all(
+      this.#records.load(logger).map(async (record) => {
+        try {
+          await this.#open(settleSeal(record));
+        } catch (e) {
+          logger.error({ disk: record.spec.disk, error: messageOf(e) }, "disk could not be opened again");
+        }
+      }),
+    );
+    logger.info({ disks: this.#disks.size }, "disks are open");
+  }
+
+  ping(): PingInfo {
+    const identity = procIdentity(process.pid);
+    if (!identity) throw new AenvError("INTERNAL", "/proc is not readable");
+    return { identity, epoch: this.#epoch, disks: this.#disks.size };
+  }
+
+  list(): DiskSpec[] {
+    return [...this.#disks.values()].map(({ record }) => ({ ...record.spec, layers: record.layers }));
+  }
+
+  create(spec: DiskSpec): Promise<void> {
+    return this.#locks.run(spec.disk, async () => {
+      const open = this.#disks.get(spec.disk);
+      if (open) {
+        if (isDeepStrictEqual(open.record.spec, spec)) return;
+        throw new AenvError("CONFLICT", `disk ${spec.disk} is open with another specification`);
+      }
+      const generation = newestGeneration(spec.upperDir);
+      const record: DiskRecord = { version: 1, spec, layers: spec.layers, generation, creating: true };
+      this.#records.put(record);
+      try {
+        await this.#open(record);
+      } catch (e) {
+        this.#records.delete(spec.disk);
+        throw e;
+      }
+    });
+  }
+
+  seal(disk: string, target: LayerRef): Promise<LayerInfo> {
+    return this.#locks.run(disk, async () => {
+      const open = this.#disks.get(disk);
+      if (!open) throw new AenvError("NOT_FOUND", `disk ${disk} is not open`);
+      const { record, worker } = open;
+      const done = isDeepStrictEqual(record.layers.at(-1), target) ? this.#layers.info(target.path) : undefined;
+      if (done) return { ...target, ...done };
+      if (this.#layers.isOpen(target.path) || existsSync(target.path)) {
+        throw new AenvError("CONFLICT", `${target.path} exists already`);
+      }
+      const generation = record.generation + 1;
+      this.#records.put({ ...record, sealing: target });
+      let sealed: Sealed;
+      try {
+        const nextUpper = upperFiles(record.spec.upperDir, generation);
+        sealed = await worker.call("seal", { disk, target, nextUpper });
+      } catch (e) {
+        this.#records.put(record);
+        throw e;
+      }
+      this.#layers.pushed(record.layers, target, sealed);
+      open.record = { ...record, layers: [...record.layers, target], generation };
+      this.#records.put(open.record);
+      await worker.call("thaw", { disk });
+      return { ...target, bytes: sealed.bytes, extents: sealed.extents };
+    });
+  }
+
+  close(disk: string, deleteUpper: boolean): Promise<void> {
+    return this.#locks.run(disk, async () => {
+      const open = this.#disks.get(disk);
+      if (!open) {
+        // A disk that could not be opened again has a record only.
+        this.#records.delete(disk);
+        return;
+      }
+      await open.worker.call("close", { disk });
+      open.worker.disks--;
+      this.#disks.delete(disk);
+      this.#layers.release(open.record.layers);
+      if (deleteUpper) removeUppers(open.record.spec.upperDir);
+      this.#records.delete(disk);
+    });
+  }
+
+  importRaw(rawPath: string, target: LayerRef): Promise<LayerInfo> {
+    return importRaw(rawPath, target);
+  }
+
+  /** Answers what is in flight and closes; the disks come back with the next start. */
+  async stop(): Promise<void> {
+    await Promise.all(this.#workers.map((w) => w.end()));
+  }
+
+  async #open(record: DiskRecord): Promise<void> {
+    const { spec, layers, generation } = record;
+    const stack = this.#layers.acquire(layers);
+    const worker = this.#workers.reduce((a, b) => (b.disks < a.disks ? b : a));
+    worker.disks++;
+    try {
+      await worker.call("open", {
+        disk: spec.disk,
+        sizeBytes: spec.sizeBytes,
+        durability: spec.durability ?? "process",
+        stack,
+        upper: upperFiles(spec.upperDir, generation),
+        mayCreate: record.creating,
+        socket: {
+          temp: join(this.#options.socketDir, randomName(8)),
+          path: spec.socketPath,
+          uid: spec.socketUid,
+          gid: spec.socketGid,
+        },
+      });
+    } catch (e) {
+      worker.disks--;
+      this.#layers.release(layers);
+      throw e;
+    }
+    const ready = { ...record, creating: false };
+    this.#records.put(ready);
+    this.#disks.set(spec.disk, { record: ready, worker });
+  }
+}

@@ -1,0 +1,134 @@
+import { Agent, request } from "node:http";
+import { AenvError, ERROR_CODES, type ErrorCode } from "@aenv/base";
+import { z } from "zod";
+import {
+  type DiskSpec,
+  diskSpecSchema,
+  errorBodySchema,
+  type LayerInfo,
+  type LayerRef,
+  layerInfoSchema,
+  type PingInfo,
+  pingSchema,
+} from "./control.ts";
+
+/** Our own process answers; more than this is not an answer. */
+const MAX_BODY_BYTES = 16 * 1024 * 1024;
+
+/** blockd's control client. Every call may throw UNAVAILABLE when blockd is not running. */
+export class BlockdClient {
+  readonly #socketPath: string;
+  readonly #agent = new Agent({ keepAlive: true, maxSockets: 16 });
+
+  constructor(socketPath: string) {
+    this.#socketPath = socketPath;
+  }
+
+  /** `epoch` is new at every start of blockd. */
+  ping(signal?: AbortSignal): Promise<PingInfo> {
+    return this.#call("GET", "/ping", undefined, pingSchema, signal);
+  }
+
+  /** The socket accepts connections when it returns. The same spec again is fine; another one is CONFLICT. */
+  async createDisk(spec: DiskSpec, signal?: AbortSignal): Promise<void> {
+    await this.#call("POST", "/disks", spec, z.unknown(), signal);
+  }
+
+  /**
+   * Moves the upper to a sealed layer at `target.path` and opens a new empty upper over it. The caller holds the VM
+   * stopped or quiesced; requests that come meanwhile wait. Durable, as the disk's durability says, before it answers.
+   * The same target again returns the same answer.
+   */
+  sealDisk(disk: string, target: LayerRef, signal?: AbortSignal): Promise<LayerInfo> {
+    return this.#call("POST", `/disks/${encodeURIComponent(disk)}/seal`, target, layerInfoSchema, signal);
+  }
+
+  /** An unknown disk is fine. Clients of it are disconnected. */
+  async closeDisk(disk: string, opts: { deleteUpper: boolean }, signal?: AbortSignal): Promise<void> {
+    const path = `/disks/${encodeURIComponent(disk)}?deleteUpper=${opts.deleteUpper}`;
+    await this.#call("DELETE", path, undefined, z.unknown(), signal);
+  }
+
+  listDisks(signal?: AbortSignal): Promise<DiskSpec[]> {
+    return this.#call("GET", "/disks", undefined, z.array(diskSpecSchema), signal);
+  }
+
+  /** Raw image (sparse or not) to a sealed layer that stores no zero blocks. */
+  importRaw(rawPath: string, target: LayerRef, signal?: AbortSignal): Promise<LayerInfo> {
+    return this.#call("POST", "/import", { rawPath, target }, layerInfoSchema, signal);
+  }
+
+  /** Closes idle connections; calls that run still end. */
+  close(): void {
+    this.#agent.destroy();
+  }
+
+  async #call<T>(method: string, path: string, body: unknown, schema: z.ZodType<T>, signal?: AbortSignal): Promise<T> {
+    const { status, text } = await this.#exchange(method, path, body, signal);
+    let json: unknown;
+    try {
+      json = JSON.parse(text);
+    } catch (e) {
+      throw new AenvError("INTERNAL", `blockd answered ${status} without JSON`, { cause: e });
+    }
+    if (status < 300) return schema.parse(json);
+    const error = errorBodySchema.safeParse(json);
+    if (!error.success || !isCode(error.data.code))
+      throw new AenvError("INTERNAL", `blockd answered ${status}: ${text}`);
+    const { code, message, hint, data } = error.data;
+    throw new AenvError(code as ErrorCode, message, {
+      ...(hint === undefined ? {} : { hint }),
+      ...(data === undefined ? {} : { data }),
+    });
+  }
+
+  #exchange(
+    method: string,
+    path: string,
+    body: unknown,
+    signal?: AbortSignal,
+  ): Promise<{ status: number; text: string }> {
+    return new Promise((resolve, reject) => {
+      const payload = body === undefined ? undefined : JSON.stringify(body);
+      const req = request({
+        socketPath: this.#socketPath,
+        agent: this.#agent,
+        method,
+        path,
+        headers:
+          payload === undefined
+            ? {}
+            : { "content-type": "application/json", "content-length": Buffer.byteLength(payload) },
+        ...(signal === undefined ? {} : { signal }),
+      });
+      const fail = (e: unknown): void => {
+        if (signal?.aborted) reject(AenvError.from(signal.reason, `blockd ${method} ${path}`));
+        else {
+          reject(
+            new AenvError("UNAVAILABLE", `blockd does not answer at ${this.#socketPath}`, {
+              cause: e,
+              hint: "Start the node with npm run up; its log is log/blockd.log in the data folder.",
+            }),
+          );
+        }
+      };
+      req.on("error", fail);
+      req.on("response", (res) => {
+        const chunks: Buffer[] = [];
+        let size = 0;
+        res.on("data", (chunk: Buffer) => {
+          size += chunk.length;
+          if (size > MAX_BODY_BYTES) res.destroy(new Error("answer too long"));
+          else chunks.push(chunk);
+        });
+        res.on("error", fail);
+        res.on("end", () => resolve({ status: res.statusCode ?? 500, text: Buffer.concat(chunks).toString() }));
+      });
+      req.end(payload);
+    });
+  }
+}
+
+function isCode(code: string): code is ErrorCode {
+  return Object.hasOwn(ERROR_CODES, code);
+}

@@ -1,0 +1,17 @@
+export { BlockdClient } from "./client.ts";
+export {
+  type DiskSpec,
+  diskSpecSchema,
+  importSchema,
+  type LayerInfo,
+  type LayerRef,
+  layerRefSchema,
+  type PingInfo,
+} from "./control.ts";
+export { Disk, type DiskExtent, EMPTY_STACK, type Stack } from "./disk.ts";
+export { EMPTY_MAP, ExtentBuilder, type ExtentMap, findExtent, mergeStack, overlay, ZEROED } from "./extents.ts";
+export { importRaw } from "./import.ts";
+export { openLayer, type SealedLayer } from "./layer.ts";
+export { LayerWriter, type LayerWriterOptions } from "./layer-writer.ts";
+export { FileSource } from "./source.ts";
+export { type Durability, Upper, type UpperFiles } from "./upper.ts";

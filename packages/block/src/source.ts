@@ -1,0 +1,80 @@
+import { read as readCallback } from "node:fs";
+import { promisify } from "node:util";
+import { readFull } from "./upper.ts";
+
+/** Unit in which we remember what the page cache holds; the kernel's own read-ahead is as long. */
+const REGION_BYTES = 128 * 1024;
+/** A read from the page cache takes microseconds: one this slow went to the device, so the cache has lost pages. */
+const COLD_READ_MS = 4;
+
+const readAsync = promisify(readCallback);
+
+/**
+ * A file that is read straight from the page cache where we believe it to be there (`pread` on this thread costs a
+ * tenth of a trip through the thread pool), and fetched by the thread pool where not, so that a cold disk never
+ * blocks the others of this thread for long. `warm` may be shared by threads.
+ */
+export class FileSource {
+  readonly path: string;
+  readonly fd: number;
+  readonly warm: Uint8Array;
+  readonly #loading = new Map<number, Promise<void>>();
+
+  constructor(path: string, fd: number, warm: Uint8Array) {
+    this.path = path;
+    this.fd = fd;
+    this.warm = warm;
+  }
+
+  static warmMap(bytes: number): Uint8Array {
+    return new Uint8Array(new SharedArrayBuffer(Math.ceil(bytes / REGION_BYTES) + 1));
+  }
+
+  isWarm(position: number, length: number): boolean {
+    const last = Math.floor((position + length - 1) / REGION_BYTES);
+    for (let r = Math.floor(position / REGION_BYTES); r <= last; r++) if (this.warm[r] !== 1) return false;
+    return true;
+  }
+
+  /**
+   * The range was just written: its pages are in the cache. At the end of the file that goes for the whole region (there
+   * is hardly anything else in it), elsewhere only for regions it covers.
+   */
+  wrote(position: number, length: number, appended: boolean): void {
+    const round = appended ? Math.floor : Math.ceil;
+    const end = appended
+      ? Math.ceil((position + length) / REGION_BYTES)
+      : Math.floor((position + length) / REGION_BYTES);
+    for (let r = round(position / REGION_BYTES); r < end; r++) this.warm[r] = 1;
+  }
+
+  /** Blocks until the range is read. */
+  read(into: Buffer, at: number, length: number, position: number): void {
+    const started = performance.now();
+    readFull(this.fd, into, at, length, position);
+    if (performance.now() - started > COLD_READ_MS && length <= REGION_BYTES) this.warm.fill(0);
+  }
+
+  /** Brings the range into the page cache without blocking this thread. */
+  async load(position: number, length: number): Promise<void> {
+    const work: Promise<void>[] = [];
+    const last = Math.floor((position + length - 1) / REGION_BYTES);
+    for (let r = Math.floor(position / REGION_BYTES); r <= last; r++) {
+      if (this.warm[r] !== 1) work.push(this.#loading.get(r) ?? this.#loadRegion(r));
+    }
+    await Promise.all(work);
+  }
+
+  #loadRegion(region: number): Promise<void> {
+    const work = (async () => {
+      try {
+        await readAsync(this.fd, Buffer.allocUnsafeSlow(REGION_BYTES), 0, REGION_BYTES, region * REGION_BYTES);
+        this.warm[region] = 1;
+      } finally {
+        this.#loading.delete(region);
+      }
+    })();
+    this.#loading.set(region, work);
+    return work;
+  }
+}
