@@ -27,6 +27,7 @@ export class DiskWorker {
     const id = this.#nextId++;
     const waiting = Promise.withResolvers<unknown>();
     this.#waiting.set(id, waiting);
+    // oxlint-disable-next-line unicorn/require-post-message-target-origin -- a worker thread, not a window
     this.#worker.postMessage({ id, op, args });
     return waiting.promise as Promise<WorkerCalls[K]["result"]>;
   }

@@ -76,7 +76,7 @@ export class BlockdClient {
     if (!error.success || !isCode(error.data.code))
       throw new AenvError("INTERNAL", `blockd answered ${status}: ${text}`);
     const { code, message, hint, data } = error.data;
-    throw new AenvError(code as ErrorCode, message, {
+    throw new AenvError(code, message, {
       ...(hint === undefined ? {} : { hint }),
       ...(data === undefined ? {} : { data }),
     });
