@@ -34,7 +34,6 @@ type server struct {
 	guest    bool
 	cpu      cpuSampler
 	watchers *watcherTable
-	mounts   string
 }
 
 // Main runs the daemon and returns its exit code.
@@ -52,6 +51,9 @@ func Main(args []string) int {
 	// Small heaps: one cycle per 4 MiB of garbage is cheap, and every page touched is private memory of the sandbox.
 	debug.SetGCPercent(100)
 	syscall.Umask(0o022)
+	if *guest {
+		_ = os.WriteFile("/proc/self/comm", []byte("envd"), 0)
+	}
 	if err := protectFromOOM(); err != nil && *guest {
 		fmt.Fprintln(os.Stderr, "envd: oom score:", err)
 	}
@@ -91,7 +93,7 @@ var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 120 * time.Second, Inter
 func newServer(user string, guest bool, runDir string) *server {
 	s := &server{
 		state: newState(user), accounts: newAccounts("/etc"), procs: newRegistry(), conns: newConnTable(),
-		runDir: runDir, guest: guest, watchers: newWatcherTable(), mounts: "/proc/self/mountinfo",
+		runDir: runDir, guest: guest, watchers: newWatcherTable(),
 	}
 	return s
 }

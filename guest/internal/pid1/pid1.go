@@ -53,6 +53,7 @@ func boot() (*os.File, error) {
 		return nil, err
 	}
 	attachConsole()
+	_ = os.WriteFile("/proc/self/comm", []byte("aenv-init"), 0)
 	data, err := os.ReadFile(configPath)
 	if err != nil {
 		return nil, err
