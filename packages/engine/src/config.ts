@@ -24,6 +24,10 @@ export interface EngineConfig {
   maxTimeoutMs: number;
   /** Sandboxes alive at once; more is RATE_LIMITED. */
   maxSandboxes: number;
+  /** A guest whose agent has not taken its identity by then has failed. */
+  initDeadlineMs: number;
+  /** The same for a hot spare, which has answered before: it is given up soon, since another launch can replace it. */
+  hotInitDeadlineMs: number;
   /** Launches for callers that run at once; more of them only slow each other down. */
   launchConcurrency: number;
   pool: {
@@ -50,6 +54,9 @@ export type EngineConfigInput = Pick<EngineConfig, "home" | "instance"> & {
   [K in keyof Omit<EngineConfig, "home" | "instance" | "pool" | "metrics">]?: EngineConfig[K];
 } & { pool?: Partial<EngineConfig["pool"]>; metrics?: Partial<EngineConfig["metrics"]> };
 
+/** POST /init takes 0.25 s with a cold translation cache; this is for a loaded machine. */
+const INIT_DEADLINE_MS = 10_000;
+const HOT_INIT_DEADLINE_MS = 3000;
 const GIB = 1024 ** 3;
 const DAY_MS = 24 * 60 * 60 * 1000;
 
@@ -62,6 +69,8 @@ export function engineConfig(given: EngineConfigInput): EngineConfig {
     memoryGid: 199_999,
     maxTimeoutMs: 30 * DAY_MS,
     maxSandboxes: 1000,
+    initDeadlineMs: INIT_DEADLINE_MS,
+    hotInitDeadlineMs: HOT_INIT_DEADLINE_MS,
     launchConcurrency: Math.max(2, cores),
     ...given,
     pool: {

@@ -21,7 +21,7 @@ import type { Context } from "./context.ts";
 import { Deadlines } from "./expiry.ts";
 import { Foreground } from "./foreground.ts";
 import { IdempotentCreates } from "./idempotency.ts";
-import { HOT_INIT_DEADLINE_MS, INIT_DEADLINE_MS, initRun } from "./launch.ts";
+import { initRun } from "./launch.ts";
 import { listPage } from "./list.ts";
 import { Paths } from "./paths.ts";
 import { Phases } from "./phases.ts";
@@ -356,7 +356,7 @@ export class Engine implements AsyncDisposable {
     const hot = this.#pools.takeHot(snapshot, template.name);
     if (hot) {
       try {
-        await this.#handOver(hot, sandbox, HOT_INIT_DEADLINE_MS, phases, signal);
+        await this.#handOver(hot, sandbox, this.#ctx.config.hotInitDeadlineMs, phases, signal);
         return { run: hot, source: "hot" };
       } catch (e) {
         this.#ctx.tasks.spawn("release", () => hot.release());
@@ -366,7 +366,7 @@ export class Engine implements AsyncDisposable {
     }
     const { run, source } = await this.#pools.launch(snapshot, template.name, phases, signal);
     try {
-      await this.#handOver(run, sandbox, INIT_DEADLINE_MS, phases, signal);
+      await this.#handOver(run, sandbox, this.#ctx.config.initDeadlineMs, phases, signal);
       return { run, source };
     } catch (e) {
       await run.release();

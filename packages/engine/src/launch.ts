@@ -11,10 +11,6 @@ import { VmRun } from "./run.ts";
 export const PREPARE_DEADLINE_MS = 30_000;
 /** Device state and `cont`: 10 ms alone. */
 export const START_DEADLINE_MS = 15_000;
-/** The guest's agent answers POST /init: 0.25 s with a cold translation cache, under a loaded machine. */
-export const INIT_DEADLINE_MS = 10_000;
-/** A hot spare has answered before: it is given up soon, since another launch can replace it. */
-export const HOT_INIT_DEADLINE_MS = 3000;
 /** Between two attempts to reach an agent that does not accept connections yet. */
 const INIT_RETRY_MS = 20;
 
