@@ -24,6 +24,8 @@ export interface Context {
   readonly foreground: Foreground;
   /** Every run that holds resources, until the last one is released. */
   readonly runs: Map<RunId, VmRun>;
+  /** The last resource of a run is free. */
+  released(run: VmRun): void;
   /** Called before and after every effect of a launch or capture; tests fail or park here. */
   step(name: string): Promise<void> | void;
 }

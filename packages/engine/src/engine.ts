@@ -139,6 +139,7 @@ export class Engine implements AsyncDisposable {
       tasks: new TaskGroup((name, e) => logger.error({ task: name, error: messageOf(e) }, "background work failed")),
       foreground: new Foreground(),
       runs: new Map(),
+      released: () => {},
       step: onStep ?? (() => {}),
     };
     // VMMs pass through these to files that their uid may read; nobody else can list them.
@@ -146,6 +147,7 @@ export class Engine implements AsyncDisposable {
       await mkdir(dir, { recursive: true, mode: 0o711 });
     const { survivors } = await recover(ctx, new AbortController().signal);
     const engine = new Engine(ctx);
+    ctx.released = (run) => engine.#released(run);
     for (const s of survivors) {
       const sandbox = Sandbox.adopted(ctx, s, s.run, (run, ended) => engine.#runEnded(run, ended));
       engine.#live.set(sandbox.id, sandbox);
@@ -444,6 +446,12 @@ export class Engine implements AsyncDisposable {
         this.#ctx.logger.error({ run: run.id, error: messageOf(e) }, "a listener for ended runs failed");
       }
     }
+  }
+
+  /** The last one that ran from a deleted template takes its files along. */
+  #released(run: VmRun): void {
+    if (run.snapshot === undefined || this.#ctx.state.templates.bySnapshot(run.snapshot)) return;
+    this.#ctx.tasks.spawn("collect", async () => void (await this.#store.collect()));
   }
 
   async #expire(id: SandboxId): Promise<void> {

@@ -8,9 +8,20 @@ test("keys fire in the order of their time, each once, at its time", () => {
   const fired: [string, number][] = [];
   const start = clock.now();
   const due = new Deadlines<string>(clock, (key) => fired.push([key, clock.now() - start]));
-  for (const [key, ms] of [["c", 30], ["a", 10], ["d", 400_000], ["b", 20]] as const) due.set(key, start + ms);
+  for (const [key, ms] of [
+    ["c", 30],
+    ["a", 10],
+    ["d", 400_000],
+    ["b", 20],
+  ] as const)
+    due.set(key, start + ms);
   clock.advance(1_000_000);
-  assert.deepEqual(fired, [["a", 10], ["b", 20], ["c", 30], ["d", 400_000]]);
+  assert.deepEqual(fired, [
+    ["a", 10],
+    ["b", 20],
+    ["c", 30],
+    ["d", 400_000],
+  ]);
   assert.equal(due.size, 0);
 });
 
@@ -45,7 +56,10 @@ test("thousands of keys, moved again and again, fire in order", () => {
     }
   clock.advance(100_003);
   assert.equal(fired.length, 2000);
-  assert.deepEqual(fired, [...fired].sort((a, b) => a - b));
+  assert.deepEqual(
+    fired,
+    [...fired].sort((a, b) => a - b),
+  );
 });
 
 test("nothing fires after close, and a key set while another fires is kept", () => {

@@ -1,5 +1,14 @@
 import { chown, mkdir, rm } from "node:fs/promises";
-import { type Bytes, bytes, messageOf, newRunId, type RunId, type SandboxId, type SnapshotId, sleep } from "@aenv/base";
+import {
+  type Bytes,
+  bytes,
+  type Clock,
+  messageOf,
+  newRunId,
+  type RunId,
+  type SandboxId,
+  type SnapshotId,
+} from "@aenv/base";
 import type { ResourceKind, RunPurpose } from "@aenv/state";
 import type { Machine, Vm, VmSpec } from "@aenv/vmm";
 import type { Context } from "./context.ts";
@@ -257,11 +266,12 @@ export class VmRun {
     if (failures.length > 0) throw new AggregateError(failures, failures.map(messageOf).join("; "));
     state.runs.remove(this.id);
     this.#ctx.runs.delete(this.id);
+    this.#ctx.released(this);
   }
 
   async #retryRelease(signal: AbortSignal): Promise<void> {
     for (const wait of RELEASE_RETRY_MS) {
-      await sleep(wait, signal);
+      await wake(this.#ctx.clock, wait, signal);
       try {
         await this.#release();
         return;
@@ -270,6 +280,21 @@ export class VmRun {
       }
     }
   }
+}
+
+/** Rejects when the signal aborts first. */
+function wake(clock: Clock, ms: number, signal: AbortSignal): Promise<void> {
+  return new Promise((resolve, reject) => {
+    const cancel = clock.after(ms, resolve);
+    signal.addEventListener(
+      "abort",
+      () => {
+        cancel();
+        reject(signal.reason as Error);
+      },
+      { once: true },
+    );
+  });
 }
 
 /** Waits for all, then throws the first failure. */

@@ -57,8 +57,12 @@ export class World implements AsyncDisposable {
   readonly policies = new Map<number, boolean>();
   /** How the agents of guests behave that answer from now on. */
   mood: GuestMood = "well";
+  /** Runs whose agent never answers. */
+  readonly deaf = new Set<string>();
   epoch = "e1";
   slotLimit = 64;
+  /** The next closeDisk calls fail. */
+  closeDiskFails = 0;
   readonly home: string;
   readonly runRoot: string;
   /** Which run sits behind a slot's address. */
@@ -89,7 +93,10 @@ export class World implements AsyncDisposable {
     const raw = join(this.home, "base.raw");
     await writeFile(raw, "image");
     const baseLayer = await life.engine.importLayer(raw, new AbortController().signal);
-    await life.engine.buildTemplate({ name, baseLayer, sizeBytes: mib(64), machine: MACHINE }, new AbortController().signal);
+    await life.engine.buildTemplate(
+      { name, baseLayer, sizeBytes: mib(64), machine: MACHINE },
+      new AbortController().signal,
+    );
   }
 
   /** Everything on the host; compare before and after. */
@@ -220,7 +227,13 @@ export class Life {
         await writeFile(target.path, "sealed");
         return { bytes: 6 };
       },
-      closeDisk: async (disk: string) => void w.disks.delete(disk),
+      closeDisk: async (disk: string) => {
+        if (w.closeDiskFails > 0) {
+          w.closeDiskFails--;
+          throw new AenvError("UNAVAILABLE", "blockd is away");
+        }
+        w.disks.delete(disk);
+      },
       listDisks: async () => [...w.disks.values()],
       importRaw: async (_raw: string, target: { path: string }) => {
         await writeFile(target.path, "imported");
@@ -290,7 +303,7 @@ export class Life {
       signal.throwIfAborted();
       if (w.mood === "garbage") throw new AenvError("GUEST_FAILED", "the guest sent <html>", { data: { status: 200 } });
       const run = w.behind.get(host);
-      if (w.mood === "silent" || run === undefined || !w.vmms.alive.includes(run))
+      if (w.mood === "silent" || run === undefined || w.deaf.has(run) || !w.vmms.alive.includes(run))
         await new Promise((_, reject) => {
           signal.addEventListener("abort", () => reject(signal.reason as Error), { once: true });
         });
@@ -337,4 +350,3 @@ export async function until(condition: () => boolean | Promise<boolean>, what: s
     await new Promise((resolve) => setImmediate(resolve));
   }
 }
-
