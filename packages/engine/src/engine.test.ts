@@ -198,7 +198,7 @@ test("lists are newest first, filtered, and paged to an end without a token", as
     world.clock.advance(1000);
     ids.push((await engine.create(box({ metadata: { n: String(n), even: String(n % 2 === 0) } }), signal)).sandboxId);
   }
-  const newest = [...ids].reverse();
+  const newest = ids.toReversed();
   const seen: SandboxId[] = [];
   let page = engine.list({ limit: 2 });
   assert.equal(page.totalRunning, 5);

@@ -55,7 +55,7 @@ test("a create takes a hot spare first, then a waiting VMM, then makes one; and 
   const hotInits = world.inits.length;
   // All three at once: no refill comes in between.
   const views = await Promise.all([create(life), create(life), create(life)]);
-  const sources = views.map((v) => life.engine.timing(v.sandboxId)?.source).sort();
+  const sources = views.map((v) => life.engine.timing(v.sandboxId)?.source ?? "").sort();
   assert.deepEqual(sources, ["cold", "hot", "prepared"]);
   assert.equal(world.inits.length, hotInits + 3);
   assert.equal(new Set(views.map((v) => life.engine.route(v.sandboxId)?.run)).size, 3);

@@ -101,7 +101,7 @@ export class World implements AsyncDisposable {
 
   /** Everything on the host; compare before and after. */
   async inventory(): Promise<Record<string, string[]>> {
-    const dir = async (path: string): Promise<string[]> => (await readdir(path).catch(() => [])).sort();
+    const dir = async (path: string): Promise<string[]> => (await readdir(path).catch((): string[] => [])).sort();
     return {
       vmms: [...this.vmms.alive].sort(),
       disks: [...this.disks.keys()].sort(),
