@@ -1,4 +1,4 @@
-import type { DoctorReport, Timing } from "@aenv/contract";
+import type { DoctorReport, NodeInfo, Timing } from "@aenv/contract";
 import type { Engine } from "@aenv/engine";
 
 /** What the handlers need of the engine; the real one fits as it is. */
@@ -44,4 +44,5 @@ export interface NodeFacts {
   accel: string;
   accelReason: string;
   envdVersion: string;
+  base: NodeInfo["base"];
 }

@@ -38,6 +38,7 @@ export function fakeServer(options: { clock?: Clock; features?: Partial<NodeApi[
       accel: "none",
       accelReason: "there are no machines",
       envdVersion: "0.6.13",
+      base: { state: "ready" },
     }),
     timings: () => [],
     doctor: () =>

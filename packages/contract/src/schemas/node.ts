@@ -24,6 +24,13 @@ export const NodeInfo = z.object({
   accelReason: z.string().describe("Why this acceleration was chosen."),
   envdVersion: z.string(),
   cpuCount: z.int(),
+  base: z
+    .object({
+      state: z.enum(["absent", "building", "ready", "failed"]),
+      step: z.string().optional(),
+      error: z.string().optional(),
+    })
+    .describe("The template `base`, which the node keeps built."),
   sandboxes: z.object({ running: z.int(), paused: z.int() }),
   pools: z.record(z.string(), z.number()).describe("Made-ahead resources by kind."),
   residentBytes: z.int(),

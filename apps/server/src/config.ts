@@ -1,0 +1,74 @@
+import { parseArgs } from "node:util";
+import { AenvError } from "@aenv/base";
+import { aenvHome, ensureNodeConfig, type NodeConfig, runRoot } from "@aenv/host";
+
+export interface ServerConfig extends NodeConfig {
+  home: string;
+  runRoot: string;
+  /** Sandboxes, spares and builds together have at most so many network slots. */
+  slots: number;
+  /** The lowest of the uids that VMMs run as. */
+  uidBase: number;
+  accel: "auto" | "kvm" | "tcg";
+  logLevel: "debug" | "info" | "warn" | "error";
+}
+
+export const USAGE = `usage: node apps/server/src/main.ts [--home DIR] [--port N] [--listen ADDRESS] [--domain NAME]
+
+  --home     data folder (default: $AENV_HOME, else /var/lib/aenv)
+  --port     TCP port of API and edge; 0 lets the system choose (default: that of config.json, else 8000)
+  --listen   address to listen on (default: that of config.json, else 127.0.0.1)
+  --domain   sandboxes are <port>-<id>.NAME (default: that of config.json, else localhost:<port>)
+
+Environment: AENV_SLOTS (most VMs at once, default 256), AENV_UID_BASE (200000), AENV_ACCEL (auto, kvm, tcg), AENV_LOG_LEVEL (info).`;
+
+const DEFAULT_PORT = 8000;
+const DEFAULT_SLOTS = 256;
+const DEFAULT_UID_BASE = 200_000;
+
+function integer(name: string, text: string | undefined, fallback: number, min: number, max: number): number {
+  if (text === undefined || text === "") return fallback;
+  const n = Number(text);
+  if (!Number.isInteger(n) || n < min || n > max)
+    throw new AenvError("INVALID_ARGUMENT", `${name} must be a whole number from ${min} to ${max}, not ${text}`);
+  return n;
+}
+
+function oneOf<T extends string>(name: string, text: string | undefined, values: readonly [T, ...T[]]): T {
+  const found = values.find((v) => v === text);
+  if (text === undefined || text === "") return values[0];
+  if (found === undefined) throw new AenvError("INVALID_ARGUMENT", `${name} must be one of ${values.join(", ")}`);
+  return found;
+}
+
+/** From the command line, the environment and `config.json` of the data folder, which is made where it is missing. */
+export async function readConfig(argv: readonly string[], env: NodeJS.ProcessEnv): Promise<ServerConfig> {
+  const { values } = parseArgs({
+    args: [...argv],
+    options: {
+      home: { type: "string" },
+      port: { type: "string" },
+      listen: { type: "string" },
+      domain: { type: "string" },
+    },
+  });
+  const home = values.home === undefined ? aenvHome(env) : aenvHome({ ...env, AENV_HOME: values.home });
+  const port = integer("--port", values.port, DEFAULT_PORT, 0, 65_535);
+  const stored = await ensureNodeConfig(home, {
+    port,
+    ...(values.listen === undefined ? {} : { listen: values.listen }),
+    ...(values.domain === undefined ? {} : { domain: values.domain }),
+  });
+  return {
+    ...stored,
+    ...(values.port === undefined ? {} : { port }),
+    ...(values.listen === undefined ? {} : { listen: values.listen }),
+    ...(values.domain === undefined ? {} : { domain: values.domain }),
+    home,
+    runRoot: runRoot(stored.instance),
+    slots: integer("AENV_SLOTS", env["AENV_SLOTS"], DEFAULT_SLOTS, 1, 4096),
+    uidBase: integer("AENV_UID_BASE", env["AENV_UID_BASE"], DEFAULT_UID_BASE, 10_000, 2 ** 31),
+    accel: oneOf("AENV_ACCEL", env["AENV_ACCEL"], ["auto", "kvm", "tcg"]),
+    logLevel: oneOf("AENV_LOG_LEVEL", env["AENV_LOG_LEVEL"], ["info", "debug", "warn", "error"]),
+  };
+}
