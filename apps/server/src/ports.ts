@@ -31,6 +31,7 @@ export interface Features {
 export interface NodeApi {
   readonly version: string;
   readonly instance: string;
+  /** Read anew each time: with port 0 it is known only once the server listens. */
   readonly domain: string;
   readonly features: Features;
   facts(): NodeFacts;

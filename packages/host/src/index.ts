@@ -3,3 +3,4 @@ export * from "./files.ts";
 export * from "./home.ts";
 export * from "./proc.ts";
 export * from "./run.ts";
+export * from "./resolvers.ts";

@@ -44,8 +44,6 @@ function idOf(text: string): SandboxId {
 }
 
 export function sandboxRoutes({ engine, node }: RouteDeps): SandboxRoutes {
-  const { domain, features } = node;
-
   const view = (text: string): SandboxView => {
     const v = engine.get(idOf(text));
     if (seenState(v) === undefined) throw gone(v.sandboxId);
@@ -57,8 +55,8 @@ export function sandboxRoutes({ engine, node }: RouteDeps): SandboxRoutes {
     body: NewSandbox,
     { caller, headers, signal }: Pick<Call<never>, "caller" | "headers" | "signal">,
   ): Promise<Reply<201, Sandbox>> => {
-    const options = createOptions(version, body, { team: caller.team, headers, features });
-    return created(sandboxOf(await engine.create(options, signal), domain));
+    const options = createOptions(version, body, { team: caller.team, headers, features: node.features });
+    return created(sandboxOf(await engine.create(options, signal), node.domain));
   };
 
   const connect = async (
@@ -75,7 +73,7 @@ export function sandboxRoutes({ engine, node }: RouteDeps): SandboxRoutes {
         hint: "Leave memory out.",
       });
     const { view: v, resumed } = await engine.connect(id, timeout * 1000, signal());
-    return resumed ? created(sandboxOf(v, domain)) : ok(sandboxOf(v, domain));
+    return resumed ? created(sandboxOf(v, node.domain)) : ok(sandboxOf(v, node.domain));
   };
 
   return {
@@ -118,7 +116,7 @@ export function sandboxRoutes({ engine, node }: RouteDeps): SandboxRoutes {
       return ok(items.map(listedOf));
     },
 
-    getSandbox: ({ params }) => ok(detailOf(view(params.sandboxID), domain)),
+    getSandbox: ({ params }) => ok(detailOf(view(params.sandboxID), node.domain)),
 
     killSandbox: async ({ params }) => {
       if (!(await engine.kill(idOf(params.sandboxID)))) throw gone(params.sandboxID);

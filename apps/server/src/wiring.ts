@@ -1,0 +1,257 @@
+/** The one place where the rooms are put together and drivers are chosen. */
+import { mkdir } from "node:fs/promises";
+import { createRequire } from "node:module";
+import { join } from "node:path";
+import { type Logger, messageOf, type SandboxId, systemClock, TaskGroup } from "@aenv/base";
+import { BlockdClient } from "@aenv/block";
+import type { Check, DoctorReport } from "@aenv/contract";
+import { Engine } from "@aenv/engine";
+import { GuestClient } from "@aenv/guest";
+import { Cgroups, guestResolvers } from "@aenv/host";
+import { readBaseManifest } from "@aenv/images";
+import { Network } from "@aenv/network";
+import { createEdge, createFrontServer, type Edge, type EdgeError, type Target } from "@aenv/proxy";
+import { State } from "@aenv/state";
+import { type Probe, VmdClient } from "@aenv/vmm";
+import { QemuDriver } from "@aenv/vmm-qemu";
+import type { FastifyInstance } from "fastify";
+import { buildApp } from "./app.ts";
+import { BaseTemplate } from "./base-template.ts";
+import type { ServerConfig } from "./config.ts";
+import { Daemon, superviseDaemons } from "./daemons.ts";
+import { checkDisk, ownerKey, reconcile, report, scanHost } from "./doctor.ts";
+import { ensureFirstKey } from "./first-key.ts";
+import { allHandlers } from "./handlers.ts";
+import { type Reading, ServerMetrics } from "./metrics.ts";
+import type { NodeApi, NodeFacts } from "./ports.ts";
+import { Timings } from "./timings.ts";
+
+export interface Node extends AsyncDisposable {
+  app: FastifyInstance;
+  edge: Edge;
+  engine: Engine;
+}
+
+interface Rooms {
+  config: ServerConfig;
+  daemons: readonly Daemon[];
+  blockd: BlockdClient;
+  network: Network;
+  cgroups: Cgroups;
+  state: State;
+  engine: Engine;
+  edge: Edge;
+  base: BaseTemplate;
+  probe: Probe;
+  driver: QemuDriver;
+  timings: Timings;
+}
+
+const SETTING_BLOCK = "network.block";
+const { version } = createRequire(import.meta.url)("../package.json") as { version: string };
+const appMain = (name: string): string => join(import.meta.dirname, `../../${name}/src/main.ts`);
+
+/** Opens everything below the API and recovers what an earlier server left; sandboxes that run are adopted. */
+export async function openNode(config: ServerConfig, logger: Logger, signal: AbortSignal): Promise<Node> {
+  await using undo = new AsyncDisposableStack();
+  const { home, runRoot, instance } = config;
+  await makeFolders(config);
+  const daemons = makeDaemons(config, logger);
+  undo.use(await superviseDaemons(daemons, logger, signal));
+
+  const state = undo.use(State.open(join(home, "state.db")));
+  if ((await ensureFirstKey(home, state)) === "made") logger.info({ path: join(home, "auth.json") }, "first key made");
+  const blockd = undo.adopt(new BlockdClient(join(runRoot, "blockd.sock")), (b) => b.close());
+  const vmd = undo.adopt(new VmdClient(join(runRoot, "vmd.sock")), (v) => v.close());
+  const cgroups = new Cgroups();
+  const driver = await openDriver(config, { vmd, cgroups, logger }, signal);
+  const probe = await driver.probe(signal);
+  logger.info({ ...probe }, "acceleration chosen");
+
+  const network = undo.adopt(await openNetwork(config, state, logger), (n) => n.close());
+  const timings = new Timings();
+  const engine = undo.use(
+    await Engine.open({
+      state,
+      blockd,
+      driver,
+      network,
+      cgroups,
+      guestFactory: (target) => new GuestClient(target),
+      clock: systemClock,
+      logger,
+      config: {
+        home,
+        instance,
+        runRoot,
+        onCreate: (t) => timings.addCreate(t.source, t.totalMs, t.phases),
+      },
+    }),
+  );
+  const edge = undo.adopt(
+    createEdge({ resolve: (id, port) => targetOf(engine, id, port), domain: config.domain, logger }),
+    (e) => e.close(),
+  );
+  undo.defer(engine.onRunEnded((run) => edge.endRun(run)));
+  const base = new BaseTemplate(home, engine, logger);
+  const rooms = { config, daemons, blockd, network, cgroups, state, engine, edge, base, probe, driver, timings };
+  const metrics = undo.use(new ServerMetrics(readings(rooms)));
+  const node = nodeApi(rooms);
+  const app = buildApp({
+    handlers: allHandlers({ engine, node, keys: state, metrics }),
+    keys: state,
+    logger,
+    metrics,
+    server: (api) => createFrontServer({ edge, api }),
+  });
+  undo.defer(async () => app.close());
+  const tasks = undo.use(new TaskGroup((task, e) => logger.error({ task, error: messageOf(e) }, "a task failed")));
+  tasks.spawn("base template", (s) => base.ensure(s));
+  const owned = undo.move();
+  return { app, edge, engine, [Symbol.asyncDispose]: () => owned.disposeAsync() };
+}
+
+async function makeFolders({ home, runRoot }: ServerConfig): Promise<void> {
+  await mkdir(join(home, "log"), { recursive: true, mode: 0o700 });
+  await mkdir(join(home, "blockd"), { recursive: true, mode: 0o700 });
+  // VMMs pass through to the folder of their run, and see no others.
+  for (const dir of [runRoot, join(runRoot, "r"), join(home, "runs")])
+    await mkdir(dir, { recursive: true, mode: 0o711 });
+}
+
+function makeDaemons({ home, runRoot }: ServerConfig, logger: Logger): Daemon[] {
+  // The compiled output of our modules is cached: without it every daemon carries a compiler of 30 MB.
+  const env = {
+    PATH: process.env["PATH"] ?? "/usr/sbin:/usr/bin:/sbin:/bin",
+    ...(process.env["NODE_COMPILE_CACHE"] === undefined
+      ? {}
+      : { NODE_COMPILE_CACHE: process.env["NODE_COMPILE_CACHE"] }),
+  };
+  const daemon = (name: string, args: readonly string[]): Daemon => {
+    const log = join(home, `log/${name}.log`);
+    const socket = join(runRoot, `${name}.sock`);
+    return new Daemon({ name, main: appMain(name), socket, args: [...args, "--log", log], log, env }, logger);
+  };
+  return [daemon("blockd", ["--state", join(home, "blockd")]), daemon("vmd", [])];
+}
+
+async function openDriver(
+  { home, accel }: ServerConfig,
+  { vmd, cgroups, logger }: { vmd: VmdClient; cgroups: Cgroups; logger: Logger },
+  signal: AbortSignal,
+): Promise<QemuDriver> {
+  const manifest = await readBaseManifest(home);
+  if (!manifest) logger.warn({ home }, "set-up has not run here: there is no guest kernel (npm run up)");
+  return QemuDriver.open(
+    {
+      spawner: vmd,
+      cgroups,
+      logger,
+      accel,
+      probeCache: join(home, "probe.json"),
+      ...(manifest ? { probeGuest: { kernel: manifest.kernel, initrd: manifest.initrd } } : {}),
+    },
+    signal,
+  );
+}
+
+/** The block of addresses stays the same over restarts: slots of running sandboxes have them. */
+async function openNetwork(config: ServerConfig, state: State, logger: Logger): Promise<Network> {
+  const block = state.setting(SETTING_BLOCK, () => "");
+  const network = await Network.open({
+    instance: config.instance,
+    limit: config.slots,
+    uidBase: config.uidBase,
+    dns: await guestResolvers(),
+    logger,
+    ...(block === "" ? {} : { block }),
+  });
+  state.putSetting(SETTING_BLOCK, network.block);
+  return network;
+}
+
+function targetOf(engine: Engine, id: string, port: number): Target | EdgeError {
+  const route = engine.route(id as SandboxId);
+  if (!route) return { error: "not_found" };
+  return {
+    run: route.run,
+    host: route.host,
+    port,
+    ...(route.trafficToken === undefined ? {} : { requiredTrafficToken: route.trafficToken }),
+  };
+}
+
+function nodeApi(rooms: Rooms): NodeApi {
+  const { config, engine, base, probe, driver, timings } = rooms;
+  return {
+    version,
+    instance: config.instance,
+    get domain() {
+      return config.domain;
+    },
+    features: { pause: false, internetOff: true, privateTraffic: true },
+    facts: (): NodeFacts => ({
+      vmm: driver.name,
+      vmmVersion: probe.version,
+      accel: probe.accel,
+      accelReason: probe.reason,
+      envdVersion: engine.templates.resolve("base")?.envdVersion ?? "",
+      base: base.status,
+    }),
+    timings: () => timings.list(),
+    doctor: () => examine(rooms),
+  };
+}
+
+async function examine(rooms: Rooms): Promise<DoctorReport> {
+  const { config, daemons, blockd, network, cgroups, state, engine, base } = rooms;
+  const { home, runRoot, instance } = config;
+  const own = new Map([[process.pid, "server"]]);
+  for (const d of daemons) if (d.identity) own.set(d.identity.pid, d.name);
+  const found = await scanHost({
+    instance,
+    home,
+    runRoot,
+    own,
+    slots: () => network.list(),
+    disks: () => blockd.listDisks(),
+    cgroups: () => cgroups.list(`aenv-${instance}`),
+  });
+  // Asked after the host: what was made in between is not found, what was found is still claimed.
+  const owners = new Map<string, string>();
+  for (const r of engine.resources()) owners.set(ownerKey(r.kind, r.name), `${r.owner.kind} ${r.owner.id}`);
+  for (const s of state.snapshots.list()) owners.set(ownerKey("snapshot", join(home, "snapshots", s.id)), "template");
+  for (const l of state.layers.list()) owners.set(ownerKey("layer", join(home, "layers", l.id)), "snapshot");
+  return report([...daemons.map(checkDaemon), checkBase(base), await checkDisk(home)], reconcile(found, owners));
+}
+
+function checkDaemon(d: Daemon): Check {
+  const name = `${d.name} runs`;
+  return d.identity
+    ? { name, ok: true, detail: `pid ${d.identity.pid}, restarted ${d.restarts} times` }
+    : { name, ok: false, detail: "it is being started again", fix: "Read its log in the data folder." };
+}
+
+function checkBase({ status }: BaseTemplate): Check {
+  const ok = status.state === "ready";
+  const detail = [status.state, status.step, status.error].filter((x) => x !== undefined).join(": ");
+  return { name: "template base", ok, detail, ...(ok ? {} : { fix: "Run npm run up; the server log says more." }) };
+}
+
+function readings({ engine, edge, network, daemons }: Rooms): Reading[] {
+  const pools = (which: "hot" | "prepared") => (): Record<string, number> =>
+    Object.fromEntries(engine.pools().map((p) => [p.template ?? p.snapshotId, p[which]]));
+  return [
+    { name: "aenv_sandboxes_running", help: "Running sandboxes", read: () => engine.list({ limit: 1 }).totalRunning },
+    { name: "aenv_pool_hot", help: "Idle running spares", label: "template", read: pools("hot") },
+    { name: "aenv_pool_prepared", help: "Waiting VMMs", label: "template", read: pools("prepared") },
+    { name: "aenv_slots_free", help: "Network slots that are ready", read: () => network.free },
+    { name: "aenv_edge", help: "Counters of the edge since the start", label: "what", read: () => ({ ...edge.stats() }) },
+    {
+      name: "aenv_daemon_restarts",
+      help: "Daemons that had to be started again",
+      label: "daemon",
+      read: () => Object.fromEntries(daemons.map((d) => [d.name, d.restarts])),
+    },
+  ];
+}
