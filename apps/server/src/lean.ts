@@ -1,7 +1,7 @@
 import { join } from "node:path";
 
 /** Compiled modules, shared by every process of this checkout; where it cannot be written nothing is cached. */
-const CACHE = join(import.meta.dirname, "../../../.cache/node");
+const CACHE = join(import.meta.dirname, "../../../.cache/node-compile");
 
 /** The young generation may grow to three times this (MiB); an idle server would keep all of it. */
 const SEMI_SPACE_MIB = 4;

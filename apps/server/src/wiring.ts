@@ -2,7 +2,7 @@
 import { mkdir } from "node:fs/promises";
 import { createRequire } from "node:module";
 import { join } from "node:path";
-import { type Logger, messageOf, type SandboxId, systemClock, TaskGroup } from "@aenv/base";
+import { AenvError, type Logger, messageOf, type SandboxId, systemClock, TaskGroup } from "@aenv/base";
 import { BlockdClient } from "@aenv/block";
 import type { Check, DoctorReport } from "@aenv/contract";
 import { Engine } from "@aenv/engine";
@@ -141,7 +141,8 @@ async function openDriver(
   signal: AbortSignal,
 ): Promise<QemuDriver> {
   const manifest = await readBaseManifest(home);
-  if (!manifest) logger.warn({ home }, "set-up has not run here: there is no guest kernel (npm run up)");
+  if (!manifest)
+    throw new AenvError("UNAVAILABLE", `${home} has no guest kernel`, { hint: "Run npm run up: it sets the node up." });
   return QemuDriver.open(
     {
       spawner: vmd,
@@ -149,7 +150,7 @@ async function openDriver(
       logger,
       accel,
       probeCache: join(home, "probe.json"),
-      ...(manifest ? { probeGuest: { kernel: manifest.kernel, initrd: manifest.initrd } } : {}),
+      probeGuest: { kernel: manifest.kernel, initrd: manifest.initrd },
     },
     signal,
   );
@@ -246,7 +247,12 @@ function readings({ engine, edge, network, daemons }: Rooms): Reading[] {
     { name: "aenv_pool_hot", help: "Idle running spares", label: "template", read: pools("hot") },
     { name: "aenv_pool_prepared", help: "Waiting VMMs", label: "template", read: pools("prepared") },
     { name: "aenv_slots_free", help: "Network slots that are ready", read: () => network.free },
-    { name: "aenv_edge", help: "Counters of the edge since the start", label: "what", read: () => ({ ...edge.stats() }) },
+    {
+      name: "aenv_edge",
+      help: "Counters of the edge since the start",
+      label: "what",
+      read: () => ({ ...edge.stats() }),
+    },
     {
       name: "aenv_daemon_restarts",
       help: "Daemons that had to be started again",
