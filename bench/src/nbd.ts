@@ -92,13 +92,20 @@ async function startQsd(
 ): Promise<Peer> {
   const socket = join(dir, "qsd.sock");
   children.start("qemu-storage-daemon", [
-    ...["--blockdev", `driver=file,node-name=f1,filename=${layer},read-only=on`],
-    ...["--blockdev", `driver=raw,node-name=r,file=f1,offset=${LAYER_DATA_OFFSET},size=${size},read-only=on`],
-    ...["--blockdev", `driver=file,node-name=f2,filename=${raw}`],
-    ...["--blockdev", "driver=raw,node-name=w,file=f2"],
-    ...["--nbd-server", `addr.type=unix,addr.path=${socket},max-connections=16`],
-    ...["--export", "type=nbd,id=e1,node-name=r,name=r"],
-    ...["--export", "type=nbd,id=e2,node-name=w,name=w,writable=on"],
+    "--blockdev",
+    `driver=file,node-name=f1,filename=${layer},read-only=on`,
+    "--blockdev",
+    `driver=raw,node-name=r,file=f1,offset=${LAYER_DATA_OFFSET},size=${size},read-only=on`,
+    "--blockdev",
+    `driver=file,node-name=f2,filename=${raw}`,
+    "--blockdev",
+    "driver=raw,node-name=w,file=f2",
+    "--nbd-server",
+    `addr.type=unix,addr.path=${socket},max-connections=16`,
+    "--export",
+    "type=nbd,id=e1,node-name=r,name=r",
+    "--export",
+    "type=nbd,id=e2,node-name=w,name=w,writable=on",
   ]);
   for (let i = 0; i < 200; i++) {
     const up = await exec("nbdinfo", ["--size", uri(socket, "w")], { signal: o.signal }).then(

@@ -27,5 +27,9 @@ export const TEST = [
 /** Packages that are taken from <release>-backports where the release's own version is older than `version`. */
 export const NEWER: Readonly<Record<string, { version: string; why: string }>> = {
   "qemu-system-x86": { version: "1:8.2", why: "from 8.2 on a VMM maps snapshot memory read-only" },
+  "qemu-utils": {
+    version: "1:8.2",
+    why: "its qemu-storage-daemon is the peer of the nbd benchmark; goes with qemu-system-x86",
+  },
   "golang-go": { version: "2:1.21", why: "from 1.21 on go fetches the toolchain that go.mod names" },
 };

@@ -1,0 +1,113 @@
+/** A disk under test beside a plain array of bytes that does the same. Sealing goes the way blockd goes. */
+import { mkdtempSync, renameSync, rmSync } from "node:fs";
+import { closeSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { Disk, EMPTY_STACK, type Stack } from "../src/disk.ts";
+import { overlay } from "../src/extents.ts";
+import { openLayer } from "../src/layer.ts";
+import { FileSource } from "../src/source.ts";
+import { type Durability, Upper, type UpperFiles } from "../src/upper.ts";
+
+export class ModelDisk implements AsyncDisposable {
+  readonly dir: string;
+  readonly size: number;
+  readonly model: Buffer;
+  readonly durability: Durability;
+  disk: Disk;
+  #generation = 0;
+  #stack: Stack = EMPTY_STACK;
+  readonly #fds: number[] = [];
+
+  constructor(size: number, durability: Durability = "process", dir = mkdtempSync(join(tmpdir(), "aenv-block-"))) {
+    this.dir = dir;
+    this.size = size;
+    this.durability = durability;
+    this.model = Buffer.alloc(size);
+    this.disk = new Disk(size, this.#stack, Upper.create(this.#files(), size, durability));
+  }
+
+  get layers(): readonly string[] {
+    return this.#stack.files.map((f) => f.path);
+  }
+
+  #files(): UpperFiles {
+    const base = join(this.dir, `upper-${this.#generation}`);
+    return { data: `${base}.data`, index: `${base}.index` };
+  }
+
+  async write(offset: number, data: Buffer): Promise<void> {
+    await this.disk.write(offset, data, false);
+    this.disk.commit();
+    data.copy(this.model, offset);
+  }
+
+  async zero(offset: number, length: number): Promise<void> {
+    await this.disk.zero(offset, length, true, false);
+    this.disk.commit();
+    this.model.fill(0, offset, offset + length);
+  }
+
+  /** A trimmed range may read as anything; ours reads as before or as zeros: the model takes over what it finds. */
+  async trim(offset: number, length: number): Promise<void> {
+    await this.disk.trim(offset, length, false);
+    this.disk.commit();
+    const found = await this.read(offset, length);
+    for (let i = 0; i < length; i++) {
+      if (found[i] !== 0 && found[i] !== this.model[offset + i]) throw new Error(`byte ${offset + i} is neither`);
+    }
+    found.copy(this.model, offset);
+  }
+
+  async read(offset: number, length: number): Promise<Buffer> {
+    const into = Buffer.alloc(length + 2, 0xee);
+    if (!this.disk.readNow(offset, length, into, 1)) await this.disk.read(offset, length, into, 1);
+    if (into[0] !== 0xee || into[length + 1] !== 0xee) throw new Error("a read wrote outside of its range");
+    return into.subarray(1, length + 1);
+  }
+
+  /** What another process finds after this one was killed. */
+  crash(): void {
+    const { upper } = this.disk;
+    upper.close();
+    this.disk = new Disk(this.size, this.#stack, Upper.open(this.#files(), this.size, this.durability));
+  }
+
+  async seal(): Promise<void> {
+    await this.disk.freeze();
+    const old = this.disk.upper;
+    old.commit();
+    old.seal();
+    const path = join(this.dir, `layer-${this.#generation}.lsmt`);
+    renameSync(old.files.data, path);
+    this.#generation++;
+    const layer = openLayer(path);
+    this.#fds.push(layer.fd);
+    const source = new FileSource(path, layer.fd, FileSource.warmMap(layer.bytes));
+    const map = overlay(this.#stack.map, layer.extents, this.#stack.files.length);
+    this.#stack = { map, files: [...this.#stack.files, source] };
+    this.disk.replace(this.#stack, Upper.create(this.#files(), this.size, this.durability));
+    old.close();
+  }
+
+  /** Throws at the first difference between disk, model and the allocation map. */
+  async check(): Promise<void> {
+    const found = await this.read(0, this.size);
+    if (!found.equals(this.model)) {
+      const at = found.findIndex((b, i) => b !== this.model[i]);
+      throw new Error(`byte ${at} is ${found[at]}, not ${this.model[at]}`);
+    }
+    let at = 0;
+    for (const e of this.disk.status(0, this.size, 1_000_000)) {
+      if (e.zero && this.model.subarray(at, at + e.length).some((b) => b !== 0)) throw new Error(`${at} is not zero`);
+      at += e.length;
+    }
+    if (at !== this.size) throw new Error("the allocation map is too short");
+  }
+
+  async [Symbol.asyncDispose](): Promise<void> {
+    await this.disk.close();
+    for (const fd of this.#fds) closeSync(fd);
+    rmSync(this.dir, { recursive: true, force: true });
+  }
+}
