@@ -18,6 +18,8 @@ export interface QemuTraits {
   accel: "kvm" | "tcg";
   /** QEMU can map a memory file that it may only read (8.2 and later). */
   readOnlyMemory: boolean;
+  /** Told to guests under emulation, which cannot find it out on a busy host. */
+  tscKhz?: number | undefined;
 }
 
 export interface QemuPaths {
@@ -53,6 +55,11 @@ const value = (text: string): string => text.replaceAll(",", ",,");
 /** Console and panic handling of every guest: a panic restarts at once, which -no-reboot turns into an exit. */
 export const CONSOLE_CMDLINE = "console=ttyS0 panic=-1 reboot=t quiet";
 
+/** Under KVM the guest has kvm-clock. */
+function clockCmdline(traits: QemuTraits): string {
+  return traits.accel === "tcg" && traits.tscKhz !== undefined ? ` tsc_early_khz=${traits.tscKhz}` : "";
+}
+
 /**
  * The command line of a VM. Parent and child of a snapshot must agree on everything the device state depends on: all but
  * the memory file's mode, `-incoming`, and the paths.
@@ -84,7 +91,7 @@ export function qemuArgv(traits: QemuTraits, spec: VmSpec): string[] {
     "-initrd",
     machine.initrd,
     "-append",
-    `${CONSOLE_CMDLINE} ${machine.cmdline}`,
+    `${CONSOLE_CMDLINE}${clockCmdline(traits)} ${machine.cmdline}`,
     "-nodefaults",
     "-no-user-config",
     "-nographic",

@@ -15,6 +15,7 @@ import {
   type VmmDriver,
   type VmSpec,
 } from "@aenv/vmm";
+import { hostTscKhz } from "./host-clock.ts";
 import { checkMachine, overheadBytes, qemuArgv, type QemuTraits, runPaths } from "./command-line.ts";
 import { rotateConsole, tailOf } from "./console.ts";
 import { exitCause } from "./exit-cause.ts";
@@ -321,7 +322,7 @@ export class QemuDriver implements VmmDriver {
   }
 
   #traits(accel: "kvm" | "tcg"): QemuTraits {
-    return { binary: this.#binary, accel, readOnlyMemory: this.#version.readOnlyMemory };
+    return { binary: this.#binary, accel, readOnlyMemory: this.#version.readOnlyMemory, tscKhz: hostTscKhz() };
   }
 
   #rotate(): void {
