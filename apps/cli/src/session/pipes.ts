@@ -1,4 +1,5 @@
 import { constants } from "node:os";
+import { AenvError, errnoOf, sleep } from "@aenv/base";
 import type { GuestClient } from "@aenv/guest";
 import { InputQueue } from "./input.ts";
 import { type ProcessEnd, passOutput, signalGroup } from "./remote.ts";
@@ -8,6 +9,8 @@ import { exitStatus } from "./status.ts";
 const INPUT_CHUNK = 256 * 1024;
 /** So many Ctrl-C end a command that ignores them. */
 const PATIENCE = 3;
+/** For a command whose output nobody reads to end before it is told to. */
+const GRACE_MS = 1000;
 const FORWARDED = ["SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2"] as const;
 
 export interface PipeSession {
@@ -32,21 +35,32 @@ export async function runPipes(
     void signalGroup(guest, remote.pid, sent, spec.user);
   };
   for (const name of FORWARDED) process.on(name, forward);
-  // As a local command would be ended when nobody reads its output any more.
-  closed(() => {
-    void signalGroup(guest, remote.pid, "SIGPIPE", spec.user).finally(() =>
-      process.exit(128 + constants.signals.SIGPIPE),
-    );
-  });
+  let unread: () => void = () => {};
+  const readerGone = new Promise<"reader gone">((resolve) => (unread = () => resolve("reader gone")));
+  closed(unread);
   const feeding = stdin && feed(guest, remote.pid, stdin, stop.signal);
+  let discard = false;
+  const ended = passOutput(remote, async (kind, data) => {
+    if (discard || kind === "pty") return;
+    try {
+      await session.output(kind, data);
+    } catch (e) {
+      if (errnoOf(e) !== "EPIPE") throw e;
+      discard = true;
+    }
+  });
   try {
-    const end = await passOutput(remote, async (kind, data) => {
-      if (kind !== "pty") await session.output(kind, data);
-    });
-    return { ...end, code: exitStatus(end) };
+    const end = await Promise.race([ended, readerGone]);
+    if (end !== "reader gone") return { ...end, code: exitStatus(end) };
+    // A local command is ended when it writes to nobody; one that ignores that signal fails by itself, or is told.
+    discard = true;
+    await signalGroup(guest, remote.pid, "SIGPIPE", spec.user);
+    const left = await Promise.race([ended.catch(() => undefined), sleep(GRACE_MS, stop.signal).then(() => "alive")]);
+    if (left === "alive") await signalGroup(guest, remote.pid, "SIGTERM", spec.user);
+    return { exitCode: -1, status: "signal: broken pipe", code: 128 + constants.signals.SIGPIPE };
   } finally {
     for (const name of FORWARDED) process.off(name, forward);
-    stop.abort();
+    stop.abort(new AenvError("CANCELLED", "The session is over", { hint: "" }));
     stdin?.destroy();
     await feeding;
   }

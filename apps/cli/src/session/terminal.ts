@@ -79,14 +79,8 @@ function rawMode(stdin: ReadStream): Disposable {
   return { [Symbol.dispose]: restore };
 }
 
-/** A login shell: bash where the guest has it. */
+/** A login shell; the agent takes sh where there is no bash. */
 export async function runShell(guest: GuestClient, spec: { user?: string; cwd?: string }): Promise<number> {
   const envs = { LANG: "C.UTF-8", LC_ALL: "C.UTF-8" };
-  try {
-    return await runTerminal(guest, { ...spec, cmd: "/bin/bash", args: ["-i", "-l"], envs });
-  } catch (e) {
-    const missing = e instanceof AenvError && /no such file|not found/i.test(e.message) && !/cwd|user/i.test(e.message);
-    if (!missing) throw e;
-    return await runTerminal(guest, { ...spec, cmd: "/bin/sh", args: ["-i", "-l"], envs });
-  }
+  return await runTerminal(guest, { ...spec, cmd: "/bin/bash", args: ["-i", "-l"], envs });
 }
