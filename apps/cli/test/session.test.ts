@@ -30,6 +30,11 @@ describe("exec", () => {
     assert.equal((await exec("sh", "-c", "kill -SEGV $$")).code, 139);
   });
 
+  test("no signal is ignored in a new process", async () => {
+    assert.equal((await exec("sh", "-c", "kill -HUP $$")).code, 129);
+    assert.equal((await exec("sh", "-c", "kill -PIPE $$")).code, 141);
+  });
+
   test("a program that is not there gives 127", async () => {
     const r = await exec("no-such-program");
     assert.equal(r.code, 127);
@@ -162,7 +167,8 @@ describe("a terminal", () => {
   });
 
   test("exec --tty has the size of ours, follows it, echoes once and passes the exit code", async () => {
-    const script = 'stty size; until stty size | grep -q "50 132"; do sleep 0.05; done; echo ready; read x; echo "got $x"; exit 5';
+    const script =
+      'stty size; until stty size | grep -q "50 132"; do sleep 0.05; done; echo ready; read x; echo "got $x"; exit 5';
     await using t = new Terminal(world.cli, ["exec", "-t", world.id, "--", "bash", "-c", script], [101, 37]);
     await t.shows("37 101");
     t.resize(132, 50);

@@ -75,7 +75,8 @@ func Main(args []string) int {
 	srv := s.httpServer()
 	stop := make(chan os.Signal, 1)
 	signal.Notify(stop, syscall.SIGTERM, syscall.SIGINT)
-	signal.Ignore(syscall.SIGHUP, syscall.SIGPIPE)
+	// Caught and dropped: a signal that is ignored here would stay ignored in every process of the sandbox.
+	signal.Notify(make(chan os.Signal), syscall.SIGHUP, syscall.SIGPIPE)
 	go func() {
 		<-stop
 		_ = srv.Close()
