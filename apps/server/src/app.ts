@@ -21,6 +21,8 @@ export interface AppDeps {
   metrics: ServerMetrics;
   /** Puts something before the API: the edge. The default is a plain HTTP server. */
   server?: (api: RequestListener) => Server;
+  /** Told of everything that is mounted, as `METHOD /path/:param`. */
+  onRoute?: (route: string) => void;
 }
 
 declare module "fastify" {
@@ -42,10 +44,14 @@ export function buildApp(deps: AppDeps): FastifyInstance {
     clientErrorHandler: onClientError,
     frameworkErrors: (e, request, reply) => void sendError(e, request, reply as FastifyReply, deps),
   });
+  if (deps.onRoute) {
+    const { onRoute } = deps;
+    app.addHook("onRoute", (r) => [r.method].flat().forEach((method) => onRoute(`${method} ${r.url}`)));
+  }
   app.decorateRequest("caller", undefined);
   app.decorateRequest("receiving", undefined);
   app.removeAllContentTypeParsers();
-  app.addContentTypeParser("*", { parseAs: "buffer" }, (_request, body, done) => {
+  app.addContentTypeParser("application/json", { parseAs: "buffer" }, (_request, body, done) => {
     try {
       done(null, parseJson(body as Buffer));
     } catch (e) {
@@ -98,6 +104,8 @@ function onClientError(e: NodeJS.ErrnoException, socket: Duplex): void {
 function addHooks(app: FastifyInstance, deps: AppDeps): void {
   app.addHook("onRequest", (request, reply, done) => {
     reply.header("x-request-id", request.id);
+    // Whatever a client calls its body, this API reads JSON; fastify refuses some names before a parser sees the body.
+    request.raw.headers["content-type"] = "application/json";
     request.receiving = setTimeout(() => request.raw.destroy(), RECEIVE_DEADLINE_MS).unref();
     done();
   });

@@ -15,6 +15,8 @@ export interface FakeServer extends AsyncDisposable {
   engine: FakeEngine;
   state: State;
   node: NodeApi;
+  /** `METHOD /path/:param` of everything that answers. */
+  mounted: readonly string[];
   /** A key that opens the API. */
   key: string;
 }
@@ -49,12 +51,14 @@ export function fakeServer(options: { clock?: Clock; features?: Partial<NodeApi[
       }),
   };
   const handlers = allHandlers({ engine, node, keys: state, metrics });
-  const app = buildApp({ handlers, keys: state, logger: silentLogger, metrics });
+  const mounted: string[] = [];
+  const app = buildApp({ handlers, keys: state, logger: silentLogger, metrics, onRoute: (r) => mounted.push(r) });
   return {
     app,
     engine,
     state,
     node,
+    mounted,
     key,
     async [Symbol.asyncDispose]() {
       await app.close();
