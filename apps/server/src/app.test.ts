@@ -11,9 +11,7 @@ test("what is mounted is the route table and what is announced for later, nothin
   await using server = fakeServer();
   await server.app.ready();
   const mounted = new Set(server.mounted.filter((m) => !m.startsWith("HEAD ")));
-  const wanted = [...defs.map(([, d]) => d), ...LATER].map(
-    (d) => `${d.method} ${d.path.replace(/\{(\w+)\}/g, ":$1")}`,
-  );
+  const wanted = [...defs.map(([, d]) => d), ...LATER].map((d) => `${d.method} ${d.path.replace(/\{(\w+)\}/g, ":$1")}`);
   assert.deepEqual([...mounted].toSorted(), wanted.toSorted());
 });
 

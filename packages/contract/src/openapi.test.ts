@@ -39,7 +39,10 @@ test("every route is in the document with its parameters, answers and errors", (
     const op = paths[def.path]?.[def.method.toLowerCase()];
     assert.equal(op?.operationId, id);
     const inPath = op.parameters.filter((p) => p.in === "path").map((p) => p.name);
-    assert.deepEqual(inPath, [...def.path.matchAll(/\{(\w+)\}/g)].map((m) => m[1]));
+    assert.deepEqual(
+      inPath,
+      [...def.path.matchAll(/\{(\w+)\}/g)].map((m) => m[1]),
+    );
     for (const status of Object.keys(def.success)) assert.ok(op.responses[status], `${id} ${status}`);
     for (const code of def.errors) assert.ok(op.responses[ERROR_CODES[code].status], `${id} ${code}`);
     assert.equal(op.requestBody !== undefined, def.body !== undefined);

@@ -44,10 +44,13 @@ test("the metadata filter of the SDKs is doubly encoded", () => {
 });
 
 test("a metadata filter written by hand with one encoding parses too", () => {
-  assert.deepEqual([...parseMetadataFilter("user=abc&purpose=demo")], [
-    ["user", "abc"],
-    ["purpose", "demo"],
-  ]);
+  assert.deepEqual(
+    [...parseMetadataFilter("user=abc&purpose=demo")],
+    [
+      ["user", "abc"],
+      ["purpose", "demo"],
+    ],
+  );
   assert.deepEqual([...parseMetadataFilter("")], []);
 });
 
@@ -112,6 +115,14 @@ test("times are understood with offsets, without seconds, and with a plus sign t
   ])
     assert.equal(parseInstant("startedAfter", s), want, s);
   assert.equal(parseInstant("startedAfter", "2026-01-31"), Date.parse("2026-01-31T00:00:00Z"));
-  for (const s of ["", "now", "1700000000", "2026-13-01", "2026-01-31T10:00", "Sat, 31 Jan 2026", "2026-01-31T25:00:00Z"])
+  for (const s of [
+    "",
+    "now",
+    "1700000000",
+    "2026-13-01",
+    "2026-01-31T10:00",
+    "Sat, 31 Jan 2026",
+    "2026-01-31T25:00:00Z",
+  ])
     assert.throws(() => parseInstant("startedAfter", s), { code: "INVALID_ARGUMENT" }, s);
 });

@@ -318,12 +318,24 @@ test("the list comes newest first, page by page, with no token on the last page"
   for (const limit of [1, 2, 5, 100]) {
     const got = await pages(server, `limit=${limit}`);
     assert.equal(got.length, Math.ceil(5 / limit));
-    assert.deepEqual(got.flat().map((s) => s.sandboxID).toSorted(), ids.toSorted());
+    assert.deepEqual(
+      got
+        .flat()
+        .map((s) => s.sandboxID)
+        .toSorted(),
+      ids.toSorted(),
+    );
     const times = got.flat().map((s) => Date.parse(s.startedAt));
-    assert.deepEqual(times, times.toSorted((a, b) => b - a));
+    assert.deepEqual(
+      times,
+      times.toSorted((a, b) => b - a),
+    );
   }
   const up = (await pages(server, "limit=2&order=asc")).flat().map((s) => Date.parse(s.startedAt));
-  assert.deepEqual(up, up.toSorted((a, b) => a - b));
+  assert.deepEqual(
+    up,
+    up.toSorted((a, b) => a - b),
+  );
   const { headers } = await call(server, "listSandboxesV2", { query: { limit: 1 } });
   assert.equal(headers["x-total-running"], "5");
 });
@@ -348,7 +360,10 @@ test("the list filters by metadata, state, template and start", async () => {
   assert.deepEqual(await ids({ query: { template: "unknown" } }), []);
   assert.deepEqual(await ids({ query: { startedAfter: new Date(clock.ms).toISOString() } }), [b]);
   const running = await call(server, "listSandboxes", { query: { metadata: "plain=x" } });
-  assert.deepEqual(running.body.map((s) => s.sandboxID), [b]);
+  assert.deepEqual(
+    running.body.map((s) => s.sandboxID),
+    [b],
+  );
 });
 
 test("the first list gives every running sandbox, beyond one page", async () => {
@@ -385,7 +400,14 @@ test("queries of the list that are not right are 400", async () => {
 test("a body may be of any content type, chunked, with a byte-order mark or absent where it is optional", async () => {
   await using server = fakeServer();
   const payload = JSON.stringify({ templateID: "base" });
-  for (const type of ["text/plain", "application/x-www-form-urlencoded", "application/json; charset=utf-8", "", "x", ";;"])
+  for (const type of [
+    "text/plain",
+    "application/x-www-form-urlencoded",
+    "application/json; charset=utf-8",
+    "",
+    "x",
+    ";;",
+  ])
     assert.equal(
       (await send(server, "POST", "/sandboxes", { payload, headers: { "content-type": type } })).status,
       201,
@@ -401,7 +423,10 @@ test("a body may be of any content type, chunked, with a byte-order mark or abse
 test("bad JSON is 400, and more than 16 MiB is 413", async () => {
   await using server = fakeServer();
   for (const payload of ["{", "{'a':1}", "\0", '{"templateID":"base"', "undefined", Buffer.from([0xff, 0xfe, 0x00])])
-    assert.match(errorOf(await send(server, "POST", "/sandboxes", { payload }), 400, "INVALID_ARGUMENT").message, /JSON/);
+    assert.match(
+      errorOf(await send(server, "POST", "/sandboxes", { payload }), 400, "INVALID_ARGUMENT").message,
+      /JSON/,
+    );
   const big = Buffer.alloc(16 * 1024 * 1024 + 1, 0x20);
   errorOf(await send(server, "POST", "/sandboxes", { payload: big }), 413, "TOO_LARGE");
   const deep = "[".repeat(1_000_000);
