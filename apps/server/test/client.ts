@@ -67,7 +67,7 @@ export async function call<I extends RouteId>(
   input: Input<RouteOf<I>> = {},
 ): Promise<Received & { body: AnswerOf<RouteOf<I>> }> {
   const def: RouteDef = ROUTES[id];
-  const url = fillPath(def.path, input.params ?? {}) + encodeQuery((input.query ?? {}) as Record<string, string>);
+  const url = fillPath(def.path, input.params ?? {}) + encodeQuery(input.query ?? {});
   const r = await send(server, def.method, url, {
     ...(input.body === undefined ? {} : { body: input.body }),
     ...(input.headers === undefined ? {} : { headers: input.headers }),

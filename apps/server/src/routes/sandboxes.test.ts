@@ -218,7 +218,7 @@ test("an id of no sandbox is 404 with a numeric code, whatever it looks like", a
 test("an id may be percent-encoded and may carry the client id of old SDKs", async () => {
   await using server = fakeServer();
   const id = await make(server);
-  const encoded = [...id].map((c) => `%${c.charCodeAt(0).toString(16)}`).join("");
+  const encoded = id.replace(/./g, (c) => `%${c.charCodeAt(0).toString(16)}`);
   assert.equal((await send(server, "GET", `/sandboxes/${encoded}`)).status, 200);
   assert.equal((await send(server, "GET", `/sandboxes/${id}-deadbeef`)).status, 200);
   assert.equal((await send(server, "GET", `/sandboxes/${id}/`)).status, 200);
@@ -296,7 +296,7 @@ test("connect gives the tokens again, and 201 where the sandbox had to be resume
 
 async function pages(server: FakeServer, query: string): Promise<ListedSandbox[][]> {
   const out: ListedSandbox[][] = [];
-  let token: unknown;
+  let token: string | number | string[] | undefined;
   do {
     const r = await send(server, "GET", `/v2/sandboxes?${query}${token ? `&nextToken=${String(token)}` : ""}`);
     assert.equal(r.status, 200, r.text);
