@@ -5,18 +5,20 @@ package main
 import (
 	"crypto/sha256"
 	"encoding/binary"
+	"encoding/json"
 	"fmt"
 	"io"
 	"net"
 	"os"
 	"path/filepath"
-	"sort"
 	"strconv"
 	"strings"
 	"syscall"
 	"time"
 	"unsafe"
 )
+
+const sysFinitModule = 313
 
 func option(cmdline, name, fallback string) string {
 	for _, word := range strings.Fields(cmdline) {
@@ -37,16 +39,19 @@ func fill(block []byte, tick uint64) {
 	}
 }
 
+// loadModules loads what /etc/aenv/guest.json names, in its order.
 func loadModules() {
-	names, _ := filepath.Glob("/modules/*.ko")
-	sort.Strings(names)
-	for _, name := range names {
-		file, err := os.Open(name)
+	var config struct{ Modules []string }
+	raw, _ := os.ReadFile("/etc/aenv/guest.json")
+	json.Unmarshal(raw, &config)
+	for _, name := range config.Modules {
+		file, err := os.Open("/lib/modules/" + name)
 		if err != nil {
+			fmt.Println("MODULE", err)
 			continue
 		}
 		empty := []byte{0}
-		_, _, errno := syscall.Syscall(313, file.Fd(), uintptr(unsafe.Pointer(&empty[0])), 0)
+		_, _, errno := syscall.Syscall(sysFinitModule, file.Fd(), uintptr(unsafe.Pointer(&empty[0])), 0)
 		if errno != 0 {
 			fmt.Printf("MODULE %s %v\n", name, errno)
 		}
