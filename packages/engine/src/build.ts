@@ -1,6 +1,6 @@
 /** A template: a cold boot over a base layer, primed and captured. */
-import { chmod, chown, open } from "node:fs/promises";
-import { AenvError, deadline, newTemplateId, randomName } from "@aenv/base";
+import { chmod, chown, open, readFile } from "node:fs/promises";
+import { AenvError, deadline, messageOf, newTemplateId, randomName } from "@aenv/base";
 import { run as runTool, syncDir } from "@aenv/host";
 import { DEFAULT_TEAM, type LayerRecord, type SnapshotRecord, type TemplateRecord } from "@aenv/state";
 import { capture, commitTarget, discardTarget, makeTarget, type MemoryStrategy } from "./capture.ts";
@@ -12,7 +12,7 @@ import type { TemplateStore } from "./templates.ts";
 import type { BuildTemplateOptions } from "./types.ts";
 
 /** Kernel, init and agent under emulation on a busy machine; 2 s alone. */
-const BOOT_DEADLINE_MS = 120_000;
+const BOOT_DEADLINE_MS = 60_000;
 const PRIME_DEADLINE_MS = 300_000;
 const NAME = /^[a-z0-9][a-z0-9._-]{0,62}$/;
 
@@ -85,7 +85,7 @@ export async function buildTemplate(
     await ctx.step("boot:before");
     run.setVm(await ctx.driver.boot(run.spec({ file: target.memoryPath, mode: "create" }), signal));
     await ctx.step("boot:after");
-    await run.guest.waitReady(AbortSignal.any([signal, diedSignal(run)]));
+    await untilReady(ctx, run, signal);
   });
   await step("init", "setting up the guest", () =>
     initRun(
@@ -125,6 +125,21 @@ export async function buildTemplate(
   undo.move();
   ctx.logger.info({ template: done.template.id, name: options.name, phases: phases.phases }, "template built");
   return done;
+}
+
+/** What the guest printed last is what explains a boot that came to nothing. */
+async function untilReady(ctx: Context, run: VmRun, signal: AbortSignal): Promise<void> {
+  const died = diedSignal(run);
+  try {
+    await run.guest.waitReady(AbortSignal.any([signal, died]));
+  } catch (e) {
+    const console = await readFile(ctx.paths.consoleLog(run.id), "latin1").catch(() => "");
+    throw new AenvError("GUEST_FAILED", `the guest did not come up: ${messageOf(e)}`, {
+      cause: e,
+      data: { console: console.slice(-2000) },
+      hint: "What its console said last is in the server log.",
+    });
+  }
 }
 
 async function prime(run: VmRun, commands: readonly (readonly string[])[], parent: AbortSignal): Promise<void> {
