@@ -45,6 +45,8 @@ export interface EngineConfig {
     /** A template nobody created from for so long loses its spares (pinned ones keep `low`). */
     idleMs: number;
   };
+  /** Network slots kept ready, so that no launch waits for one. */
+  readySlots: number;
   metrics: { intervalMs: number; concurrency: number; keepMs: number; keepRows: number };
   /** What a create costs, one call each. */
   onCreate?: (timing: CreateTiming) => void;
@@ -71,6 +73,7 @@ export function engineConfig(given: EngineConfigInput): EngineConfig {
     maxSandboxes: 1000,
     initDeadlineMs: INIT_DEADLINE_MS,
     hotInitDeadlineMs: HOT_INIT_DEADLINE_MS,
+    readySlots: 8,
     launchConcurrency: Math.max(2, cores),
     ...given,
     pool: {
@@ -84,6 +87,8 @@ export function engineConfig(given: EngineConfigInput): EngineConfig {
       idleMs: 10 * 60_000,
       ...given.pool,
     },
-    metrics: { intervalMs: 5000, concurrency: 2, keepMs: DAY_MS, keepRows: 200_000, ...given.metrics },
+    /** Network slots kept ready, so that no launch waits for one. */
+  readySlots: number;
+  metrics: { intervalMs: 5000, concurrency: 2, keepMs: DAY_MS, keepRows: 200_000, ...given.metrics },
   };
 }

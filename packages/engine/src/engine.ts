@@ -154,6 +154,7 @@ export class Engine implements AsyncDisposable {
       engine.#follow(sandbox);
     }
     await engine.#store.collect();
+    ctx.tasks.spawn("slots", (signal) => ctx.network.ensure(config.readySlots, signal));
     for (const name of config.pool.pinned) engine.#warm(name);
     return engine;
   }

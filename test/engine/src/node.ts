@@ -125,7 +125,13 @@ export class TestNode implements AsyncDisposable {
         name,
         baseLayer,
         sizeBytes: mib(m.sizeBytes / 1024 ** 2),
-        machine: { vcpus: 1, memoryBytes: mib(memoryMiB), kernel: m.kernel, initrd: m.initrd, cmdline: process.env["AENV_CMDLINE"] ?? "" },
+        machine: {
+          vcpus: 1,
+          memoryBytes: mib(memoryMiB),
+          kernel: m.kernel,
+          initrd: m.initrd,
+          cmdline: process.env["AENV_CMDLINE"] ?? "",
+        },
         prime: [
           ["/bin/bash", "-l", "-c", "id"],
           ["/usr/bin/python3", "-c", "import json, os, subprocess"],
