@@ -87,8 +87,6 @@ export function engineConfig(given: EngineConfigInput): EngineConfig {
       idleMs: 10 * 60_000,
       ...given.pool,
     },
-    /** Network slots kept ready, so that no launch waits for one. */
-  readySlots: number;
-  metrics: { intervalMs: 5000, concurrency: 2, keepMs: DAY_MS, keepRows: 200_000, ...given.metrics },
+    metrics: { intervalMs: 5000, concurrency: 2, keepMs: DAY_MS, keepRows: 200_000, ...given.metrics },
   };
 }
