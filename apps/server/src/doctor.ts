@@ -3,7 +3,7 @@ import { readdir, readFile, statfs } from "node:fs/promises";
 import { join } from "node:path";
 import { errnoOf, messageOf } from "@aenv/base";
 import type { Check, DoctorReport, Resource } from "@aenv/contract";
-import { processes } from "@aenv/host";
+import { parentOf, processes } from "@aenv/host";
 
 export type Kind =
   | "process"
@@ -100,10 +100,13 @@ export async function scanHost(host: HostView): Promise<Found[]> {
   return found;
 }
 
+const isVmm = (argv: readonly string[]): boolean => argv[0]?.includes("qemu") ?? false;
+
 function findProcesses({ instance, runRoot, own }: HostView): Found[] {
   const found: Found[] = [];
   for (const p of processes()) {
-    const name = own.get(p.pid);
+    // A tool that the node itself runs at this moment belongs to it; a VMM is nobody's child for long.
+    const name = own.get(p.pid) ?? own.get(isVmm(p.argv) ? 0 : (parentOf(p.pid) ?? 0));
     const ours = p.argv.some((a) => a.includes(`${runRoot}/`) || a.includes(`aenv-${instance}`));
     if (name === undefined && !ours) continue;
     const detail = `${p.argv[0] ?? "?"} ${p.argv.slice(1, 3).join(" ")}`.slice(0, 120);

@@ -9,6 +9,12 @@ export interface ProcIdentity {
 
 /** Identity of a live process; undefined when it is gone or only waits to be reaped. */
 export function procIdentity(pid: number): ProcIdentity | undefined {
+  const fields = statFields(pid);
+  return fields && { pid, startTicks: Number(fields[19]) };
+}
+
+/** Fields of /proc/PID/stat from the state on; undefined when the process is gone or only waits to be reaped. */
+function statFields(pid: number): string[] | undefined {
   let stat: string;
   try {
     stat = readFileSync(`/proc/${pid}/stat`, "latin1");
@@ -17,9 +23,13 @@ export function procIdentity(pid: number): ProcIdentity | undefined {
   }
   // The command name may hold spaces and brackets: fields are counted from its last bracket.
   const fields = stat.slice(stat.lastIndexOf(")") + 2).split(" ");
-  const state = fields[0];
-  if (state === "Z" || state === "X") return undefined;
-  return { pid, startTicks: Number(fields[19]) };
+  return fields[0] === "Z" || fields[0] === "X" ? undefined : fields;
+}
+
+/** The pid of a live process's parent. */
+export function parentOf(pid: number): number | undefined {
+  const fields = statFields(pid);
+  return fields && Number(fields[1]);
 }
 
 export function isAlive(id: ProcIdentity): boolean {
