@@ -79,6 +79,8 @@ export interface HostAddresses {
   taken: Cidr[];
   /** Addresses on this instance's devices. */
   own: string[];
+  /** All other addresses of the host. */
+  host: Cidr[];
 }
 
 export async function hostAddresses(instance: string): Promise<HostAddresses> {
@@ -86,16 +88,20 @@ export async function hostAddresses(instance: string): Promise<HostAddresses> {
   const json = async <T>(args: string[]): Promise<T[]> => JSON.parse((await run("ip", args)).stdout || "[]") as T[];
   const taken: Cidr[] = [];
   const own: string[] = [];
+  const host: Cidr[] = [];
   for (const link of await json<JsonAddress>(["-j", "-4", "address", "show"])) {
     for (const a of link.addr_info ?? []) {
       if (link.ifname.startsWith(prefix)) own.push(a.local);
-      else taken.push(parseCidr(`${a.local}/${a.prefixlen}`));
+      else {
+        host.push(parseCidr(a.local));
+        taken.push(parseCidr(`${a.local}/${a.prefixlen}`));
+      }
     }
   }
   for (const r of await json<JsonRoute>(["-j", "-4", "route", "show", "table", "all"])) {
     if (r.dst !== "default" && !r.dev?.startsWith(prefix)) taken.push(parseCidr(r.dst));
   }
-  return { taken, own };
+  return { taken, own, host };
 }
 
 /** Lets the device forward, which the host as a whole may not do. */

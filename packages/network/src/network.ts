@@ -3,10 +3,12 @@ import { run } from "@aenv/host";
 import { blockOf, type Cidr, chooseBlock, formatCidr, MAX_SLOTS, parseBlock, parseCidr, parseIp } from "./address.ts";
 import * as host from "./host.ts";
 import { checkInstanceId, type Instance, planSlot, type SlotPlan, tableName } from "./names.ts";
-import { type GuestLimits, nodeRules, policyRules, slotRules, uplinkRules } from "./rules.ts";
+import { nodeRules, policyRules, slotRules, uplinkRules } from "./rules.ts";
 import { makeScript, removeScript } from "./script.ts";
 import {
+  DEFAULT_LIMITS,
   type EgressPolicy,
+  type GuestLimits,
   type NetworkOptions,
   OPEN_POLICY,
   type Slot,
@@ -17,8 +19,6 @@ import {
 
 /** Small, so that the first of many waiters does not wait for the last. */
 const BATCH = 32;
-
-const LIMITS: GuestLimits = { connections: 1024, newPerSecond: 500, newBurst: 1000 };
 
 /** All slots together take at most this share of the root netns' connection table. */
 const CONNTRACK_SHARE = 0.5;
@@ -46,6 +46,7 @@ export class Network {
   readonly #options: NetworkOptions;
   readonly #logger: Logger;
   readonly #deny: readonly Cidr[];
+  readonly #limits: GuestLimits;
   readonly #entries = new Map<number, Entry>();
   readonly #waiters: Waiter[] = [];
   #free: Entry[] = [];
@@ -61,6 +62,7 @@ export class Network {
     this.#options = options;
     this.#logger = options.logger;
     this.#deny = deny;
+    this.#limits = { ...DEFAULT_LIMITS, ...options.limits };
   }
 
   /** Installs the node's rules and takes stock. Needs root. */
@@ -73,7 +75,10 @@ export class Network {
     for (const dns of options.dns) checkResolver(dns);
     const deny = (options.deny ?? []).map(parseCidr);
     await host.barrier(id);
-    const block = await findBlock(id, options);
+    const addresses = await host.hostAddresses(id);
+    const block = findBlock(id, options, addresses);
+    // The rules in the root netns know the host's addresses at any time; slots know those of when they were made.
+    deny.push(...addresses.host);
     const network = new Network({ id, block, uidBase: options.uidBase ?? 200_000 }, options, deny);
     await network.#start();
     return network;
@@ -98,7 +103,7 @@ export class Network {
       dns: this.#options.dns,
       uplinks: this.#uplinks,
       deny: this.#deny,
-      flowsPerSlot: Math.min(LIMITS.connections, Math.max(64, flows)),
+      flowsPerSlot: Math.min(this.#limits.connections, Math.max(64, flows)),
     });
     await run("nft", ["-f", "-"], { input: rules });
     for (const device of this.#uplinks) await host.enableForwarding(device, this.#logger);
@@ -137,8 +142,7 @@ export class Network {
     signal?.throwIfAborted();
     const ready = this.#waiters.length === 0 ? this.#free.shift() : undefined;
     if (ready) return Promise.resolve(this.#give(ready));
-    const coming = this.#dirty.length + this.#count("making") + this.#count("resetting");
-    if (this.#waiters.length >= coming + this.#room())
+    if (this.#waiters.length >= this.#coming() + this.#room())
       return Promise.reject(
         new AenvError("SLOT_EXHAUSTED", `all ${this.#options.limit} network slots are in use`, {
           data: { limit: this.#options.limit },
@@ -210,7 +214,9 @@ export class Network {
       if (!this.#entries.has(index))
         this.#entries.set(index, { plan: planSlot(this.#instance, index), state: "unclaimed" });
     }
-    const leaked = [...this.#entries.values()].filter((e) => e.state === "unclaimed");
+    const leaked = [...this.#entries.values()]
+      .filter((e) => e.state === "unclaimed")
+      .sort((a, b) => a.plan.index - b.plan.index);
     const report: SweepReport = { freed: [], failed: [] };
     for (let at = 0; at < leaked.length; at += BATCH) {
       const batch = leaked.slice(at, at + BATCH);
@@ -263,6 +269,11 @@ export class Network {
     return n;
   }
 
+  /** Slots that will be free without anything new. */
+  #coming(): number {
+    return this.#count("making") + this.#count("resetting");
+  }
+
   #room(): number {
     return Math.max(0, this.#options.limit - this.#entries.size);
   }
@@ -283,7 +294,7 @@ export class Network {
 
   /** How many new slots are wanted and allowed. */
   #missing(): number {
-    const wanted = this.#waiters.length + this.#target - this.#free.length - this.#dirty.length;
+    const wanted = this.#waiters.length + this.#target - this.#free.length - this.#coming();
     return Math.max(0, Math.min(wanted, this.#room()));
   }
 
@@ -354,7 +365,7 @@ export class Network {
   async #make(entries: readonly Entry[]): Promise<Set<number>> {
     if (entries.length === 0) return new Set();
     const node = { dns: this.#options.dns, deny: this.#deny };
-    const rules = (plan: SlotPlan): string => slotRules(this.#instance.id, plan, node, LIMITS, OPEN_POLICY);
+    const rules = (plan: SlotPlan): string => slotRules(this.#instance.id, plan, node, this.#limits, OPEN_POLICY);
     const plans = entries.map((e) => e.plan);
     return answers("ok", await host.runScript(this.#instance.id, makeScript(plans, rules)), this.#logger);
   }
@@ -390,8 +401,7 @@ function checkResolver(text: string): void {
     });
 }
 
-async function findBlock(id: string, options: NetworkOptions): Promise<Cidr> {
-  const { taken, own } = await host.hostAddresses(id);
+function findBlock(id: string, options: NetworkOptions, { taken, own }: host.HostAddresses): Cidr {
   const used = own[0] === undefined ? undefined : blockOf(parseIp(own[0]));
   const given = options.block === undefined ? undefined : parseBlock(options.block);
   // Running VMs keep their addresses, whatever the options say now.

@@ -1,6 +1,6 @@
 import { type Cidr, formatCidr, mergeCidrs, parseCidr } from "./address.ts";
 import { type SlotPlan, tableName, vethPrefix } from "./names.ts";
-import type { EgressPolicy } from "./types.ts";
+import type { EgressPolicy, GuestLimits } from "./types.ts";
 
 export const GUEST_IP = "169.254.0.21";
 export const GATEWAY_IP = "169.254.0.22";
@@ -134,14 +134,6 @@ export function uplinkRules(instance: string, uplinks: readonly string[]): strin
   return `flush set ${set}\n${list === "" ? "" : `add element ${set} { ${list} }\n`}`;
 }
 
-export interface GuestLimits {
-  /** Most connections that the guest has open to the outside. */
-  connections: number;
-  /** New connections per second to the outside, and how many at once after a quiet time. */
-  newPerSecond: number;
-  newBurst: number;
-}
-
 /** The tables inside a slot's netns, for `nft -f` there. */
 export function slotRules(
   instance: string,
@@ -240,11 +232,13 @@ const cidrs = (list: readonly string[] | undefined): string[] =>
   mergeCidrs((list ?? []).map(parseCidr)).map(formatCidr);
 
 function policyLines(policy: EgressPolicy): string[] {
-  if (!policy.allowInternet) return ["ip daddr @allowed accept", "counter drop"];
+  // A program in the guest learns at once that it may not, instead of waiting for its own timeout.
+  const refuse = "counter reject with icmp type admin-prohibited";
+  if (!policy.allowInternet) return ["ip daddr @allowed accept", refuse];
   return [
     "ip daddr @dns meta l4proto { tcp, udp } th dport 53 accept",
     "ip daddr @allowed accept",
-    "ip daddr @refused counter drop",
+    `ip daddr @refused ${refuse}`,
     "accept",
   ];
 }

@@ -13,6 +13,16 @@ export interface Slot {
   readonly gid: number;
 }
 
+export interface GuestLimits {
+  /** Most connections that a guest has open to the outside. */
+  connections: number;
+  /** New connections per second to the outside, and how many at once after a quiet time. */
+  newPerSecond: number;
+  newBurst: number;
+}
+
+export const DEFAULT_LIMITS: GuestLimits = { connections: 1024, newPerSecond: 500, newBurst: 1000 };
+
 export interface NetworkOptions {
   /** 4 hex digits; in every name that the network makes on the host. */
   instance: string;
@@ -27,6 +37,7 @@ export interface NetworkOptions {
   uplink?: string;
   /** /19 block of host-side addresses; default: the one in use, else a free one derived from the instance. */
   block?: string;
+  limits?: Partial<GuestLimits>;
   /** More CIDRs that no guest may reach (say, the public address of a host behind 1:1 NAT). */
   deny?: readonly string[];
 }

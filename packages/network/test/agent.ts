@@ -1,0 +1,48 @@
+/** A host or guest program in some netns: obeys JSON lines on stdin, answers and reports on stdout. Ends with its stdin. */
+import { createSocket } from "node:dgram";
+import { connect, createServer } from "node:net";
+import { createInterface } from "node:readline";
+
+interface Command {
+  id: number;
+  op: "listen" | "connect" | "ask";
+  host: string;
+  port: number;
+}
+
+const say = (o: object): boolean => process.stdout.write(`${JSON.stringify(o)}\n`);
+
+function obey({ id, op, host, port }: Command): void {
+  const fail = (e: Error): boolean => say({ id, error: (e as NodeJS.ErrnoException).code ?? e.message });
+  if (op === "listen") {
+    const tcp = createServer((s) => {
+      say({ event: "tcp", host, port, from: s.remoteAddress });
+      s.on("error", () => {});
+      s.write(`hello ${s.remoteAddress}\n`);
+      s.pipe(s);
+    });
+    const udp = createSocket("udp4");
+    udp.on("message", (data, from) => {
+      say({ event: "udp", host, port, from: from.address, text: data.toString() });
+      udp.send(`hello ${from.address}\n`, from.port, from.address);
+    });
+    tcp.on("error", fail);
+    udp.on("error", fail);
+    tcp.listen(port, host, () => udp.bind(port, host, () => say({ id })));
+  } else if (op === "connect") {
+    const s = connect({ host, port });
+    s.once("data", (d) => say({ id, text: d.toString().trim() }));
+    s.on("error", fail);
+  } else {
+    const udp = createSocket("udp4");
+    udp.once("message", (d) => {
+      say({ id, text: d.toString().trim() });
+      udp.close();
+    });
+    udp.on("error", fail);
+    udp.send("question", port, host);
+  }
+}
+
+for await (const line of createInterface({ input: process.stdin })) obey(JSON.parse(line) as Command);
+process.exit(0);
