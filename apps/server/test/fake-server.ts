@@ -4,7 +4,7 @@ import { join } from "node:path";
 import { type Clock, silentLogger, systemClock } from "@aenv/base";
 import { State } from "@aenv/state";
 import type { FastifyInstance } from "fastify";
-import { buildApp } from "../src/app.ts";
+import { type AppDeps, buildApp } from "../src/app.ts";
 import { allHandlers } from "../src/handlers.ts";
 import { ServerMetrics } from "../src/metrics.ts";
 import type { NodeApi } from "../src/ports.ts";
@@ -22,7 +22,9 @@ export interface FakeServer extends AsyncDisposable {
 }
 
 /** The whole API over an engine without machines. */
-export function fakeServer(options: { clock?: Clock; features?: Partial<NodeApi["features"]> } = {}): FakeServer {
+export function fakeServer(
+  options: { clock?: Clock; features?: Partial<NodeApi["features"]>; server?: AppDeps["server"] } = {},
+): FakeServer {
   const clock = options.clock ?? systemClock;
   const folder = mkdtempSync(join(tmpdir(), "aenv-fake-"));
   const engine = new FakeEngine(clock);
@@ -52,7 +54,14 @@ export function fakeServer(options: { clock?: Clock; features?: Partial<NodeApi[
   };
   const handlers = allHandlers({ engine, node, keys: state, metrics });
   const mounted: string[] = [];
-  const app = buildApp({ handlers, keys: state, logger: silentLogger, metrics, onRoute: (r) => mounted.push(r) });
+  const app = buildApp({
+    handlers,
+    keys: state,
+    logger: silentLogger,
+    metrics,
+    onRoute: (r) => mounted.push(r),
+    ...(options.server ? { server: options.server } : {}),
+  });
   return {
     app,
     engine,
