@@ -14,7 +14,7 @@ const LIMIT = { timeout: 30_000 };
 function fixture(
   t: TestContext,
   source?: string,
-): { spec: DaemonSpec; signal: AbortSignal; started(): ProcIdentity[] } {
+): { spec: DaemonSpec; signal: AbortSignal; started: () => ProcIdentity[] } {
   const dir = mkdtempSync(join(tmpdir(), "aenv-daemon-"));
   const main = join(dir, "main.mjs");
   const pids = join(dir, "pids");
