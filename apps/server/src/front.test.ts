@@ -11,7 +11,9 @@ const ID = "iaaaabbbbccccdddd000";
 
 /** API and edge on one port, with a "guest" that tells what it was asked. */
 async function node(t: TestContext): Promise<{ origin: string; port: number; key: string; guestPort: number }> {
-  const guest = createServer((req, res) => res.end(`guest ${req.method} ${req.url} key=${String(req.headers["x-api-key"])}`));
+  const guest = createServer((req, res) =>
+    res.end(`guest ${req.method} ${req.url} key=${String(req.headers["x-api-key"])}`),
+  );
   await new Promise<void>((resolve) => guest.listen(0, "127.0.0.1", resolve));
   const guestPort = (guest.address() as AddressInfo).port;
   const edge = createEdge({
