@@ -1,5 +1,6 @@
 /** What a node needs from Debian to run sandboxes. */
 export const RUNTIME = [
+  "conntrack",
   "e2fsprogs",
   "iproute2",
   "mmdebstrap",

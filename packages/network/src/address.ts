@@ -43,6 +43,25 @@ export function mergeCidrs(list: readonly Cidr[]): Cidr[] {
   return out;
 }
 
+/**
+ * Fewest prefixes that hold all these host-side addresses of slots (every second address of a block) and no other
+ * slot's.
+ */
+export function coverIps(ips: readonly number[]): Cidr[] {
+  const out: Cidr[] = [];
+  for (const ip of [...new Set(ips)].sort((a, b) => a - b)) {
+    // The slot's pair of addresses.
+    let c: Cidr = { base: ip - (ip % 2), bits: 31 };
+    for (let last = out.at(-1); last?.bits === c.bits && last.base + 2 ** (32 - c.bits) === c.base; last = out.at(-1)) {
+      if (last.base % 2 ** (33 - c.bits) !== 0) break;
+      out.pop();
+      c = { base: last.base, bits: c.bits - 1 };
+    }
+    out.push(c);
+  }
+  return out;
+}
+
 /** 4096 slots of two addresses each. */
 const BLOCK_BITS = 19;
 export const MAX_SLOTS = 4096;

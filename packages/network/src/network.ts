@@ -51,8 +51,10 @@ export class Network {
   readonly #waiters: Waiter[] = [];
   #free: Entry[] = [];
   #dirty: Entry[] = [];
-  /** How many free slots the callers of ensure() want. */
+  /** How many free slots the work under way shall reach. */
   #target = 0;
+  /** How many free slots the last ensure() asked for: kept ready from then on. */
+  #spare = 0;
   #working: Promise<void> | undefined;
   #uplinks: string[] = [];
   #closed = false;
@@ -125,10 +127,13 @@ export class Network {
     this.#uplinks = now;
   }
 
-  /** Resolves when at least `count` slots are free, or as many as the limit leaves room for. */
+  /**
+   * Resolves when at least `count` slots are free, or as many as the limit leaves room for. From then on the pool is
+   * filled up to `count` again in the background whenever less than half of it is left.
+   */
   async ensure(count: number, signal?: AbortSignal): Promise<void> {
     this.#assertOpen();
-    await this.refreshUplink();
+    this.#spare = count;
     this.#target = count;
     this.#kick();
     await abortable(this.#working ?? Promise.resolve(), signal);
@@ -141,7 +146,10 @@ export class Network {
     this.#assertOpen();
     signal?.throwIfAborted();
     const ready = this.#waiters.length === 0 ? this.#free.shift() : undefined;
-    if (ready) return Promise.resolve(this.#give(ready));
+    if (ready) {
+      if (this.#free.length < this.#spare / 2) this.#fill();
+      return Promise.resolve(this.#give(ready));
+    }
     if (this.#waiters.length >= this.#coming() + this.#room())
       return Promise.reject(
         new AenvError("SLOT_EXHAUSTED", `all ${this.#options.limit} network slots are in use`, {
@@ -238,10 +246,16 @@ export class Network {
       .sort((a, b) => a.index - b.index);
   }
 
+  /** Resolves when no slot is being made or reset. */
+  async idle(): Promise<void> {
+    while (this.#working) await this.#working;
+  }
+
   /** Lets running work end and leaves everything in the kernel, for the next server. */
   async close(): Promise<void> {
     this.#closed = true;
     this.#target = 0;
+    this.#spare = 0;
     for (const w of this.#waiters.splice(0)) w.reject(new AenvError("CANCELLED", "the network was closed"));
     await this.#working;
   }
@@ -285,6 +299,11 @@ export class Network {
     return entry.slot;
   }
 
+  #fill(): void {
+    this.#target = Math.max(this.#target, this.#spare);
+    if (this.#missing() > 0) this.#kick();
+  }
+
   #kick(): void {
     this.#working ??= this.#work().finally(() => {
       this.#working = undefined;
@@ -301,6 +320,9 @@ export class Network {
   async #work(): Promise<void> {
     // Callers of the same turn of the event loop share a batch.
     await Promise.resolve();
+    await this.refreshUplink().catch((e: unknown) =>
+      this.#logger.warn({ error: messageOf(e) }, "the uplink could not be looked up"),
+    );
     for (;;) {
       const dirty = this.#dirty.splice(0, BATCH);
       const fresh = this.#reserve(Math.min(this.#missing(), BATCH - dirty.length));
@@ -322,14 +344,14 @@ export class Network {
   }
 
   async #renew(dirty: readonly Entry[], fresh: readonly Entry[]): Promise<void> {
-    let failure: unknown;
-    let made = new Set<number>();
-    try {
-      const gone = dirty.length > 0 ? await this.#remove(dirty) : new Set<number>();
-      const todo = [...dirty.filter((e) => gone.has(e.plan.index)), ...fresh];
-      made = await this.#make(todo);
-    } catch (e) {
-      failure = e;
+    let { made, failure } = await this.#rebuild(dirty, fresh);
+    // One bad slot must not spoil its batch: each is tried once more alone.
+    if (dirty.length + fresh.length > 1) {
+      for (const entry of [...dirty, ...fresh].filter((e) => !made.has(e.plan.index))) {
+        const again = await this.#rebuild([entry], []);
+        made = made.union(again.made);
+        failure = again.failure ?? failure;
+      }
     }
     const bad: Entry[] = [];
     for (const entry of [...dirty, ...fresh]) {
@@ -349,9 +371,19 @@ export class Network {
       this.#waiters.shift()?.resolve(this.#give(this.#free.shift() as Entry));
   }
 
+  async #rebuild(dirty: readonly Entry[], fresh: readonly Entry[]): Promise<{ made: Set<number>; failure?: unknown }> {
+    try {
+      const gone = dirty.length > 0 ? await this.#remove(dirty) : new Set<number>();
+      return { made: await this.#make([...dirty.filter((e) => gone.has(e.plan.index)), ...fresh]) };
+    } catch (failure) {
+      return { made: new Set(), failure };
+    }
+  }
+
   /** Broken slots are removed; those that resist stay as unclaimed for the next sweep. */
   async #giveUp(bad: readonly Entry[], failure: unknown): Promise<void> {
     this.#target = 0;
+    this.#spare = 0;
     this.#logger.error({ slots: bad.map((e) => e.plan.index), error: messageOf(failure) }, "network slots failed");
     const gone = await this.#remove(bad).catch(() => new Set<number>());
     for (const entry of bad) {

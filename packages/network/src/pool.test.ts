@@ -52,7 +52,7 @@ interface TapJson {
 }
 
 test("64 slots are made at once, each with its own addresses and its own user's tap", async () => {
-  const network = await Network.open(options());
+  const network = await Network.open(options({ limit: 64 }));
   try {
     await network.ensure(64);
     assert.equal(network.free, 64);
@@ -77,6 +77,21 @@ test("64 slots are made at once, each with its own addresses and its own user's 
     await network.destroy();
   }
   assert.deepEqual(await leftovers(), []);
+});
+
+test("the pool fills up again by itself when half of it is taken", async () => {
+  const network = await Network.open(options());
+  try {
+    await network.ensure(4);
+    await Promise.all(Array.from({ length: 4 }, () => network.acquire()));
+    await network.idle();
+    assert.deepEqual(
+      network.list().map((s) => s.state),
+      [...Array<string>(4).fill("used"), ...Array<string>(4).fill("free")],
+    );
+  } finally {
+    await network.destroy();
+  }
 });
 
 test("without a default route the host still reaches its guests, and a route that appears later is used", async () => {

@@ -1,3 +1,4 @@
+import { coverIps, formatCidr, parseIp } from "./address.ts";
 import type { SlotPlan } from "./names.ts";
 import { GATEWAY_IP, GATEWAY_MAC, GUEST_IP, GUEST_MAC } from "./rules.ts";
 
@@ -114,9 +115,8 @@ export function removeScript(instance: string, slots: readonly SlotPlan[]): stri
     ...slots.map((s) => `netns del ${s.netns}`),
   ];
   const out = [heredoc("ip -force -batch - >/dev/null 2>&1", "HOST", lines.join("\n"), " || :")];
-  out.push("if command -v conntrack >/dev/null; then");
-  for (const s of slots) out.push(quietly(`conntrack -D -s ${s.hostIp}`), quietly(`conntrack -D -d ${s.hostIp}`));
-  out.push("fi");
+  const stale = coverIps(slots.map((s) => parseIp(s.hostIp))).map((c) => quietly(`conntrack -D -s ${formatCidr(c)}`));
+  out.push("if command -v conntrack >/dev/null; then", ...stale, "fi");
   for (const s of slots) {
     // A crash between open() and mount() of `ip netns add` leaves a plain file, which `ip netns del` removes as well.
     out.push(`[ -e /run/netns/${s.netns} ] || [ -e /proc/sys/net/ipv4/conf/${s.veth} ] || echo gone ${s.index}`);
