@@ -1,5 +1,5 @@
 /** A template: a cold boot over a base layer, primed and captured. */
-import { chmod, chown, open, readFile } from "node:fs/promises";
+import { chmod, chown, open } from "node:fs/promises";
 import { AenvError, deadline, messageOf, newTemplateId, randomName } from "@aenv/base";
 import { run as runTool, syncDir } from "@aenv/host";
 import { DEFAULT_TEAM, type LayerRecord, type SnapshotRecord, type TemplateRecord } from "@aenv/state";
@@ -85,7 +85,7 @@ export async function buildTemplate(
     await ctx.step("boot:before");
     run.setVm(await ctx.driver.boot(run.spec({ file: target.memoryPath, mode: "create" }), signal));
     await ctx.step("boot:after");
-    await untilReady(ctx, run, signal);
+    await untilReady(run, signal);
   });
   await step("init", "setting up the guest", () =>
     initRun(
@@ -128,15 +128,14 @@ export async function buildTemplate(
 }
 
 /** What the guest printed last is what explains a boot that came to nothing. */
-async function untilReady(ctx: Context, run: VmRun, signal: AbortSignal): Promise<void> {
+async function untilReady(run: VmRun, signal: AbortSignal): Promise<void> {
   const died = diedSignal(run);
   try {
     await run.guest.waitReady(AbortSignal.any([signal, died]));
   } catch (e) {
-    const console = await readFile(ctx.paths.consoleLog(run.id), "latin1").catch(() => "");
     throw new AenvError("GUEST_FAILED", `the guest did not come up: ${messageOf(e)}`, {
       cause: e,
-      data: { console: console.slice(-2000) },
+      data: { console: await run.consoleTail() },
       hint: "What its console said last is in the server log.",
     });
   }

@@ -28,7 +28,7 @@ import { Phases } from "./phases.ts";
 import { Pools } from "./pools.ts";
 import type { BlockdPort, CgroupsPort, GuestFactory, NetworkPort } from "./ports.ts";
 import { recover } from "./recovery.ts";
-import type { VmRun } from "./run.ts";
+import { settleAll, type VmRun } from "./run.ts";
 import { Sampler } from "./sampler.ts";
 import { Sandbox } from "./sandbox.ts";
 import { type Source, TemplateStore } from "./templates.ts";
@@ -277,7 +277,8 @@ export class Engine implements AsyncDisposable {
     const id = newLayerId();
     const { paths, state, blockd, clock } = this.#ctx;
     const path = paths.layerFile(id);
-    using _held = this.#store.hold(id);
+    // Until a build has used it (which lets it go) or the server ends.
+    this.#store.hold(id);
     await mkdir(paths.layerDir(id), { recursive: true, mode: 0o700 });
     state.layers.add({ id, path, bytes: 0, createdAt: clock.now() });
     const { bytes } = await blockd.importRaw(rawPath, { id, path });
@@ -359,7 +360,10 @@ export class Engine implements AsyncDisposable {
     const hot = this.#pools.takeHot(snapshot, template.name);
     if (hot) {
       try {
-        await this.#handOver(hot, sandbox, this.#ctx.config.hotInitDeadlineMs, phases, signal);
+        await settleAll([
+          hot.fullSpeed(),
+          this.#handOver(hot, sandbox, this.#ctx.config.hotInitDeadlineMs, phases, signal),
+        ]);
         return { run: hot, source: "hot" };
       } catch (e) {
         this.#ctx.tasks.spawn("release", () => hot.release());

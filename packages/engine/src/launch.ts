@@ -20,6 +20,7 @@ export async function prepareRun(
   snapshot: SnapshotRecord,
   phases: Phases,
   parent: AbortSignal,
+  cpuWeight?: number,
 ): Promise<VmRun> {
   const signal = deadline(PREPARE_DEADLINE_MS, parent);
   const run = await VmRun.make(
@@ -31,6 +32,7 @@ export async function prepareRun(
       machine: snapshot.machine,
       layers: snapshot.layers,
       diskBytes: snapshot.diskBytes,
+      ...(cpuWeight === undefined ? {} : { cpuWeight }),
     },
     phases,
     signal,
@@ -66,11 +68,12 @@ export async function primeRun(ctx: Context, run: VmRun, parent: AbortSignal): P
   const signal = deadline(START_DEADLINE_MS, parent);
   await ctx.step("prime:before");
   await run.guest.waitReady(signal);
-  for (const [cmd = "", ...args] of PRIME) await run.guest.exec({ cmd, args }, signal);
+  for (let turn = 0; turn < PRIME_TURNS; turn++) await run.guest.exec(PRIME, signal);
   await run.guest.health(signal);
 }
-/** What the SDKs run: a login shell with a command. */
-const PRIME = [["/bin/bash", "-l", "-c", "echo ready"]] as const;
+/** What the SDKs run: a login shell with a command. Most of the code is translated the first time, the rest the next. */
+const PRIME = { cmd: "/bin/bash", args: ["-l", "-c", "echo ready"] };
+const PRIME_TURNS = 3;
 
 export interface Identity {
   sandboxId: string;

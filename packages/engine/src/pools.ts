@@ -5,7 +5,7 @@ import type { Context } from "./context.ts";
 import { prepareRun, primeRun, startRun } from "./launch.ts";
 import { Phases } from "./phases.ts";
 import { SnapshotPool, type SpareKind } from "./pool.ts";
-import type { VmRun } from "./run.ts";
+import { type VmRun, WARMING_CPU_WEIGHT } from "./run.ts";
 import type { LaunchSource, PoolStatus } from "./types.ts";
 
 /** blockd is asked for its epoch so often: a waiting VMM does not survive its restart. */
@@ -72,6 +72,7 @@ export class Pools {
     const prepared = await this.#takePrepared(pool, signal);
     if (prepared) {
       try {
+        await phases.time("weight", () => prepared.fullSpeed());
         return { run: await this.#start(prepared, snapshot, phases, signal), source: "prepared" };
       } catch (e) {
         signal.throwIfAborted();
@@ -162,7 +163,7 @@ export class Pools {
     if (pool.closed || this.#closed) return;
     try {
       const phases = new Phases(this.#ctx.clock);
-      const run = await this.#prepare(pool.snapshot, phases, signal);
+      const run = await this.#prepare(pool.snapshot, phases, signal, WARMING_CPU_WEIGHT);
       if (kind === "hot") {
         await this.#start(run, pool.snapshot, phases, signal);
         await this.#orRelease(run, () => primeRun(this.#ctx, run, signal));
@@ -180,15 +181,15 @@ export class Pools {
     }
   }
 
-  async #prepare(snapshot: SnapshotRecord, phases: Phases, signal: AbortSignal): Promise<VmRun> {
+  async #prepare(snapshot: SnapshotRecord, phases: Phases, signal: AbortSignal, cpuWeight?: number): Promise<VmRun> {
     try {
-      return await prepareRun(this.#ctx, snapshot, phases, signal);
+      return await prepareRun(this.#ctx, snapshot, phases, signal, cpuWeight);
     } catch (e) {
       // Spares hold slots too: a caller goes before them.
       const spare = e instanceof AenvError && e.code === "SLOT_EXHAUSTED" ? this.#evict() : undefined;
       if (!spare) throw e;
       await spare.release();
-      return await prepareRun(this.#ctx, snapshot, phases, signal);
+      return await prepareRun(this.#ctx, snapshot, phases, signal, cpuWeight);
     }
   }
 

@@ -1,4 +1,4 @@
-import { chown, mkdir, rm } from "node:fs/promises";
+import { chown, mkdir, readFile, rm } from "node:fs/promises";
 import {
   type Bytes,
   bytes,
@@ -20,6 +20,7 @@ import type { OwnedResource, Owner } from "./types.ts";
 const GUEST_MAC = "02:fc:00:00:00:05";
 /** VMM threads included: QEMU needs about 10 and one more per virtual CPU. */
 const CGROUP_PIDS = 128;
+const CONSOLE_TAIL = 2000;
 /** Waits before another attempt to release what could not be released; then the next start does it. */
 const RELEASE_RETRY_MS = [1000, 5000, 25_000] as const;
 
@@ -30,7 +31,13 @@ export interface RunPlan {
   machine: Machine;
   layers: readonly LayerPortRef[];
   diskBytes: Bytes;
+  /** Default: that of a sandbox. */
+  cpuWeight?: number;
 }
+
+/** Share of the host's processors: a sandbox has five times what a spare that is warming up has. */
+const CPU_WEIGHT = 100;
+export const WARMING_CPU_WEIGHT = 20;
 
 /**
  * One VM incarnation and all that the host holds for it. Its row is in the database from before the first resource until
@@ -125,7 +132,8 @@ export class VmRun {
     const cgroup = async (): Promise<void> => {
       await ctx.step("cgroup:before");
       const memoryBytes = bytes(plan.machine.memoryBytes + ctx.driver.overheadBytes(plan.machine));
-      await ctx.cgroups.create(paths.cgroup(id), { memoryBytes, pids: CGROUP_PIDS + plan.machine.vcpus });
+      const pids = CGROUP_PIDS + plan.machine.vcpus;
+      await ctx.cgroups.create(paths.cgroup(id), { memoryBytes, pids, cpuWeight: plan.cpuWeight ?? CPU_WEIGHT });
       await ctx.step("cgroup:after");
     };
     // Both end before either failure is acted on: the release must not race with what is still being made.
@@ -185,6 +193,17 @@ export class VmRun {
   assign(sandbox: SandboxId): void {
     this.#ctx.state.runs.assign(this.id, sandbox);
     this.owner = { kind: "sandbox", id: sandbox };
+  }
+
+  /** What the guest's kernel printed last; empty where there is nothing. */
+  async consoleTail(): Promise<string> {
+    const text = await readFile(this.#ctx.paths.consoleLog(this.id), "latin1").catch(() => "");
+    return text.slice(-CONSOLE_TAIL);
+  }
+
+  /** Nobody waited for it until now. */
+  async fullSpeed(): Promise<void> {
+    await this.#ctx.cgroups.create(this.#ctx.paths.cgroup(this.id), { cpuWeight: CPU_WEIGHT });
   }
 
   /** The VM is dead when it resolves; the rest is for release(). */

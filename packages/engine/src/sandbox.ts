@@ -161,6 +161,8 @@ export class Sandbox {
         this.#ended(exit.cause, "error", "sandbox ended: its virtual machine is gone", { detail: exit.detail }),
       );
       this.#onRunEnded(run, this);
+      const console = await run.consoleTail();
+      if (console) this.#event("info", "last lines of its console", { console });
       await run.release();
     });
   }

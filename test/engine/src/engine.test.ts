@@ -135,7 +135,7 @@ for (const [how, cause, end] of ENDS)
         () => engine.get(sandboxId),
         (e: unknown) => e instanceof AenvError && e.code === "NOT_FOUND" && e.data["cause"] === cause,
       );
-      assert.equal(engine.logs(sandboxId).at(-1)?.fields["cause"], cause);
+      assert.equal(engine.logs(sandboxId).findLast((e) => e.level === "error")?.fields["cause"], cause);
       await idle(engine);
     });
   });
