@@ -112,6 +112,8 @@ export async function buildTemplate(
     {
       memory: memoryAsIs(ctx.config.memoryGid),
       after: "kill",
+      cause: "build",
+      sandbox: undefined,
       parent: undefined,
       layers: [base],
       diskBytes: options.sizeBytes,

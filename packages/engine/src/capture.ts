@@ -4,9 +4,9 @@
  */
 import { mkdir, rm } from "node:fs/promises";
 import { join } from "node:path";
-import { deadline, type LayerId, newLayerId, newSnapshotId, type SnapshotId } from "@aenv/base";
+import { deadline, type LayerId, newLayerId, newSnapshotId, type SandboxId, type SnapshotId } from "@aenv/base";
 import { publishFile } from "@aenv/host";
-import type { LayerRecord, SnapshotRecord } from "@aenv/state";
+import type { LayerRecord, SnapshotCause, SnapshotRecord } from "@aenv/state";
 import type { Context } from "./context.ts";
 import type { Phases } from "./phases.ts";
 import type { VmRun } from "./run.ts";
@@ -59,6 +59,9 @@ export async function capture(
   plan: {
     memory: MemoryStrategy;
     after: After;
+    cause: SnapshotCause;
+    /** Whose state it is; undefined for a build. */
+    sandbox: SandboxId | undefined;
     parent: SnapshotRecord | undefined;
     layers: readonly LayerRecord[];
     diskBytes: SnapshotRecord["diskBytes"];
@@ -93,6 +96,8 @@ export async function capture(
   const record: SnapshotRecord = {
     id: target.snapshot,
     ...(plan.parent === undefined ? {} : { parent: plan.parent.id }),
+    cause: plan.cause,
+    ...(plan.sandbox === undefined ? {} : { sandbox: plan.sandbox }),
     machine: run.machine,
     devicePath: target.devicePath,
     memoryPath: target.memoryPath,

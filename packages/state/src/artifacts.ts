@@ -1,7 +1,14 @@
-import { AenvError, bytes, parseLayerId, parseSnapshotId, parseTemplateId } from "@aenv/base";
+import { AenvError, bytes, parseLayerId, parseSandboxId, parseSnapshotId, parseTemplateId } from "@aenv/base";
 import type { LayerId, SnapshotId, TemplateId } from "@aenv/base";
-import { bool, type Database, int, json, optional, type Row, text } from "./database.ts";
-import type { GuestDefaults, LayerRecord, MachineRecord, SnapshotRecord, TemplateRecord } from "./records.ts";
+import { bool, type Database, int, json, oneOf, optional, type Row, text } from "./database.ts";
+import {
+  type GuestDefaults,
+  type LayerRecord,
+  type MachineRecord,
+  SNAPSHOT_CAUSES,
+  type SnapshotRecord,
+  type TemplateRecord,
+} from "./records.ts";
 
 export class Layers {
   readonly #db: Database;
@@ -54,10 +61,13 @@ export class Snapshots {
   add(s: SnapshotRecord): void {
     this.#db.tx(() => {
       this.#db.run(
-        `INSERT INTO snapshots (id, parent, machine, device_path, memory_path, disk_bytes, defaults, envd_version, created_at)
-         VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)`,
+        `INSERT INTO snapshots (id, parent, cause, sandbox, machine, device_path, memory_path, disk_bytes, defaults,
+           envd_version, created_at)
+         VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`,
         s.id,
         s.parent ?? null,
+        s.cause,
+        s.sandbox ?? null,
         JSON.stringify(s.machine),
         s.devicePath,
         s.memoryPath,
@@ -103,6 +113,8 @@ export class Snapshots {
     return {
       id,
       ...optional(r, "parent", "parent", (row, c) => parseSnapshotId(text(row, c))),
+      cause: oneOf(SNAPSHOT_CAUSES, text(r, "cause"), "cause"),
+      ...optional(r, "sandbox", "sandbox", (row, c) => parseSandboxId(text(row, c))),
       machine: json<MachineRecord>(r, "machine"),
       devicePath: text(r, "device_path"),
       memoryPath: text(r, "memory_path"),

@@ -134,6 +134,12 @@ export function json<T extends object>(row: Row, column: string): T {
   throw corrupt(column, row[column]);
 }
 
+export function oneOf<T extends string>(allowed: readonly T[], value: string, what: string): T {
+  const found = allowed.find((a) => a === value);
+  if (found === undefined) throw new AenvError("CORRUPT", `the state database names an unknown ${what}: ${value}`);
+  return found;
+}
+
 function corrupt(column: string, value: SQLOutputValue | undefined): AenvError {
   return new AenvError("CORRUPT", `column ${column} of the state database holds ${typeof value}`);
 }

@@ -55,4 +55,11 @@ export const MIGRATIONS: readonly string[] = [
   CREATE INDEX events_sandbox ON events(sandbox, id);
   CREATE INDEX events_age ON events(at);
   `,
+  // Lineage: what a snapshot was taken for, and of which sandbox.
+  `
+  ALTER TABLE snapshots ADD COLUMN cause TEXT NOT NULL DEFAULT 'build';
+  ALTER TABLE snapshots ADD COLUMN sandbox TEXT;
+  CREATE INDEX snapshots_sandbox ON snapshots(sandbox) WHERE sandbox IS NOT NULL;
+  CREATE INDEX snapshots_parent ON snapshots(parent) WHERE parent IS NOT NULL;
+  `,
 ];

@@ -43,10 +43,17 @@ export interface LayerRecord {
   createdAt: number;
 }
 
+/** What a snapshot was taken for. */
+export const SNAPSHOT_CAUSES = ["build", "pause", "snapshot", "checkpoint", "fork"] as const;
+export type SnapshotCause = (typeof SNAPSHOT_CAUSES)[number];
+
 /** An immutable captured state: what a sandbox is launched from. */
 export interface SnapshotRecord {
   id: SnapshotId;
   parent?: SnapshotId;
+  cause: SnapshotCause;
+  /** Whose state it is; absent for a build. */
+  sandbox?: SandboxId;
   machine: MachineRecord;
   devicePath: string;
   memoryPath: string;

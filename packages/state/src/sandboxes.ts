@@ -7,7 +7,7 @@ import {
   type RunId,
   type SandboxId,
 } from "@aenv/base";
-import { bool, type Database, int, json, optional, type Row, text } from "./database.ts";
+import { bool, type Database, int, json, oneOf, optional, type Row, text } from "./database.ts";
 import {
   RESOURCE_KINDS,
   type ResourceKind,
@@ -226,12 +226,6 @@ export class Idempotency {
       limit,
     );
   }
-}
-
-function oneOf<T extends string>(allowed: readonly T[], value: string, what: string): T {
-  const found = allowed.find((a) => a === value);
-  if (found === undefined) throw new AenvError("CORRUPT", `the state database names an unknown ${what}: ${value}`);
-  return found;
 }
 
 const sandbox = (r: Row): SandboxRecord => ({

@@ -1,10 +1,12 @@
 import assert from "node:assert/strict";
-import { mkdtemp, rm, stat } from "node:fs/promises";
+import { copyFile, mkdtemp, readdir, rm, stat } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
+import { DatabaseSync } from "node:sqlite";
 import { after, test } from "node:test";
 import { AenvError, bytes, newLayerId, newRunId, newSandboxId, newSnapshotId, newTemplateId } from "@aenv/base";
 import { DEFAULT_TEAM, type SandboxRecord, type SnapshotRecord, State } from "./index.ts";
+import { MIGRATIONS } from "./migrations.ts";
 
 const dir = await mkdtemp(join(tmpdir(), "aenv-state-"));
 after(() => rm(dir, { recursive: true }));
@@ -13,6 +15,8 @@ const fresh = (): string => join(dir, `${++files}.db`);
 
 const snapshot = (): SnapshotRecord => ({
   id: newSnapshotId(),
+  cause: "pause",
+  sandbox: newSandboxId("tst"),
   machine: { vcpus: 1, memoryBytes: bytes(1 << 28), kernel: "/k", initrd: "/i", cmdline: "" },
   devicePath: "/d",
   memoryPath: "/m",
@@ -167,6 +171,54 @@ test("samples are bounded by age and by number", () => {
     state.samples.range(box, 0, 99, 100).map((s) => s.timestamp),
     [10, 11, 12, 13, 14, 15, 16, 17, 18, 19],
   );
+});
+
+const FIXTURES = join(import.meta.dirname, "../test/fixtures");
+
+test("a database of schema 1 opens, keeps all it had, and takes what is new", async () => {
+  const path = fresh();
+  await copyFile(join(FIXTURES, "v1.db"), path);
+  using state = State.open(path);
+  const key = state.keys.verify(`e2b_${"ab".repeat(20)}`);
+  assert.equal(key?.name, "first");
+  const template = state.templates.byAlias("python");
+  assert.equal(template?.name, "base");
+  assert.equal(template.spawnCount, 4);
+  const old = state.snapshots.get(template.snapshot);
+  assert.equal(old?.cause, "build");
+  assert.equal(old.sandbox, undefined);
+  assert.deepEqual(
+    old.layers.map((l) => l.bytes),
+    [123, 45],
+  );
+  const [box] = state.sandboxes.live();
+  assert.deepEqual(box?.metadata, { a: "b" });
+  assert.equal(state.runs.get(box.run as never)?.sandbox, box.id);
+  assert.equal(state.resources.list()[0]?.name, "3");
+  assert.equal(state.events.list(box.id, 0, 10).length, 1);
+  const added = snapshot();
+  state.snapshots.add(added);
+  assert.deepEqual(state.snapshots.get(added.id), added);
+});
+
+test("there is a recorded database of every released schema but the newest", async () => {
+  const recorded = (await readdir(FIXTURES)).toSorted();
+  assert.deepEqual(
+    recorded,
+    MIGRATIONS.slice(1).map((_, n) => `v${n + 1}.db`),
+  );
+});
+
+test("a database of a newer version is refused and left as it is", () => {
+  const path = fresh();
+  State.open(path).close();
+  const raw = new DatabaseSync(path);
+  raw.exec("PRAGMA user_version = 999");
+  raw.close();
+  assert.throws(() => State.open(path), isCode("UNAVAILABLE"));
+  const again = new DatabaseSync(path);
+  assert.equal(again.prepare("PRAGMA user_version").get()?.["user_version"], 999);
+  again.close();
 });
 
 function isCode(code: string) {
