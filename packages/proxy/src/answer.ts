@@ -47,7 +47,7 @@ function wantsPage(req: IncomingMessage): boolean {
 
 /**
  * Sends the answer when no response has begun, else resets the client. A client that is still sending its body gets
- * up to `lingerMs` to finish: closing at once would reset it before it has read the answer.
+ * up to `lingerMs` to finish (0: none): closing at once would reset it before it has read the answer.
  */
 export function answer(req: IncomingMessage, res: ServerResponse, a: EdgeAnswer, lingerMs: number): void {
   if (res.headersSent) return resetSocket(req.socket);
@@ -72,7 +72,7 @@ export function answer(req: IncomingMessage, res: ServerResponse, a: EdgeAnswer,
 
 /** Ends a response whose bytes are all written, when the request has been read or `lingerMs` have passed. */
 export function endAfterRequest(req: IncomingMessage, res: ServerResponse, lingerMs: number): void {
-  if (req.complete || req.destroyed) {
+  if (req.complete || req.destroyed || lingerMs === 0) {
     res.end();
     return;
   }

@@ -118,7 +118,7 @@ class NodeEdge implements Edge, ExchangeHost {
     const origin = originOf(req);
     const route = routeRequest(req, this.#domain) ?? { bad: "The request names no sandbox" };
     if ("bad" in route || "bad" in origin) {
-      return this.#answer(req, res, { status: 400, message: (route as BadRoute).bad ?? (origin as BadRoute).bad });
+      return this.#badRequest(req, res, (route as BadRoute).bad ?? (origin as BadRoute).bad);
     }
     if (route.port === ENVD_PORT && isEnvdInternal(origin.path)) {
       return this.#answer(req, res, { status: 404, message: "Not found", sandboxId: route.sandboxId });
@@ -157,7 +157,7 @@ class NodeEdge implements Edge, ExchangeHost {
       head = requestHead(req, { path, authority, framing, expectContinue, upgrade: upgrade && req.headers.upgrade });
     } catch (e) {
       if (!(e instanceof BadRequest)) throw e;
-      return this.#answer(req, res, { status: 400, message: e.message });
+      return this.#badRequest(req, res, e.message);
     }
     let pool = this.#pools.get(run);
     if (!pool) {
@@ -201,6 +201,12 @@ class NodeEdge implements Edge, ExchangeHost {
       return { status: 429, message: "Too many connections to this sandbox", sandboxId, retryAfterSeconds: 1 };
     }
     return undefined;
+  }
+
+  /** Where such a request ends is not certain: nothing that follows it on the connection is read as a request. */
+  #badRequest(req: IncomingMessage, res: ServerResponse, message: string): void {
+    res.shouldKeepAlive = false;
+    answer(req, res, { status: 400, message }, 0);
   }
 
   #answer(req: IncomingMessage, res: ServerResponse, a: EdgeAnswer): void {

@@ -15,6 +15,8 @@ const TARGET = /^[\x21-\x7e\x80-\xff]+$/;
 
 /** node's parser has refused ambiguous framing (both, or repeated, or not ending in chunked) before. */
 export function framingOf(req: IncomingMessage): RequestFraming {
+  // The parser takes "GET /" for HTTP/0.9, which has neither headers nor a status line.
+  if (req.httpVersionMajor !== 1) throw new BadRequest("HTTP/1.0 or 1.1 is required");
   const coding = req.headers["transfer-encoding"];
   if (coding !== undefined) {
     // "gzip, chunked" is legal, but a guest would see one coding taken off; nobody sends it.

@@ -111,13 +111,13 @@ export async function fixture(
 /** A connection whose input can be waited for. */
 export class RawClient {
   readonly socket: Socket;
-  readonly closed: Promise<Error | undefined>;
+  readonly closed: Promise<NodeJS.ErrnoException | undefined>;
   text = "";
   #waiters: { test: (text: string) => boolean; resolve: () => void }[] = [];
 
   constructor(port: number, bytes?: string) {
     this.socket = connect(port, "127.0.0.1");
-    let error: Error | undefined;
+    let error: NodeJS.ErrnoException | undefined;
     this.socket.on("data", (d: Buffer) => {
       this.text += d.toString("latin1");
       this.#waiters = this.#waiters.filter((w) => {
@@ -148,4 +148,9 @@ export async function bodyOf(req: IncomingMessage): Promise<Buffer> {
 export function event<T = void>(): { promise: Promise<T>; fire: (value: T) => void } {
   const { promise, resolve } = Promise.withResolvers<T>();
   return { promise, fire: resolve };
+}
+
+/** Resolves when the socket is gone, however it ended. */
+export function gone(s: Socket): Promise<void> {
+  return new Promise((resolve) => (s.closed ? resolve() : void s.once("close", () => resolve())));
 }
