@@ -17,7 +17,7 @@ const MAX_GROWTH = 64 * MIB;
 const MAX_IN_FLIGHT = 48 * MIB;
 
 async function edgeProcess(t: TestContext): Promise<{ port: number; peak(): Promise<number> }> {
-  const child = fork(join(import.meta.dirname, "testing-edge.ts"));
+  const child = fork(join(import.meta.dirname, "../test/edge-process.ts"));
   t.after(() => child.disconnect());
   const [port] = (await once(child, "message")) as [number];
   return {

@@ -1,8 +1,8 @@
 /** An edge in a process of its own, so that its memory can be measured. Answers every message with its peak in bytes. */
 import type { AddressInfo } from "node:net";
 import { silentLogger } from "@aenv/base";
-import { createEdge } from "./edge.ts";
-import { createFrontServer } from "./front.ts";
+import { createEdge } from "../src/edge.ts";
+import { createFrontServer } from "../src/front.ts";
 
 const edge = createEdge({
   domain: "sandbox.test",
