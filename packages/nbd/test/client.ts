@@ -14,6 +14,8 @@ import {
   STRUCTURED_REPLY_MAGIC,
 } from "../src/protocol.ts";
 
+export { CMD, ERRNO } from "../src/protocol.ts";
+
 export interface Reply {
   error: number;
   data?: Buffer;
