@@ -9,16 +9,19 @@ export interface ServerConfig extends NodeConfig {
   slots: number;
   /** The lowest of the uids that VMMs run as. */
   uidBase: number;
+  /** Free the host instead of serving. */
+  release: boolean;
   accel: "auto" | "kvm" | "tcg";
   logLevel: "debug" | "info" | "warn" | "error";
 }
 
-export const USAGE = `usage: node apps/server/src/main.ts [--home DIR] [--port N] [--listen ADDRESS] [--domain NAME]
+export const USAGE = `usage: node apps/server/src/main.ts [--home DIR] [--port N] [--listen ADDRESS] [--domain NAME] [--release]
 
   --home     data folder (default: $AENV_HOME, else /var/lib/aenv)
   --port     TCP port of API and edge; 0 lets the system choose (default: that of config.json, else 8000)
   --listen   address to listen on (default: that of config.json, else 127.0.0.1)
   --domain   sandboxes are <port>-<id>.NAME (default: that of config.json, else localhost:<port>)
+  --release  end every sandbox and daemon of the node, free what it holds on the host, and exit
 
 Environment: AENV_SLOTS (most VMs at once, default 256), AENV_UID_BASE (200000), AENV_ACCEL (auto, kvm, tcg), AENV_LOG_LEVEL (info).`;
 
@@ -50,6 +53,7 @@ export async function readConfig(argv: readonly string[], env: NodeJS.ProcessEnv
       port: { type: "string" },
       listen: { type: "string" },
       domain: { type: "string" },
+      release: { type: "boolean", default: false },
     },
   });
   const home = values.home === undefined ? aenvHome(env) : aenvHome({ ...env, AENV_HOME: values.home });
@@ -65,6 +69,7 @@ export async function readConfig(argv: readonly string[], env: NodeJS.ProcessEnv
     ...(values.listen === undefined ? {} : { listen: values.listen }),
     ...(values.domain === undefined ? {} : { domain: values.domain }),
     home,
+    release: values.release,
     runRoot: runRoot(stored.instance),
     slots: integer("AENV_SLOTS", env["AENV_SLOTS"], DEFAULT_SLOTS, 1, 4096),
     uidBase: integer("AENV_UID_BASE", env["AENV_UID_BASE"], DEFAULT_UID_BASE, 10_000, 2 ** 31),

@@ -5,6 +5,7 @@ import { procIdentity, publishFile } from "@aenv/host";
 import { readConfig, type ServerConfig, USAGE } from "./config.ts";
 import { openLogger } from "./log.ts";
 import { onlyServer } from "./only-one.ts";
+import { releaseNode } from "./release.ts";
 import { openNode } from "./wiring.ts";
 
 /** How long open work may take at the end; then the process goes. */
@@ -25,6 +26,7 @@ export async function serve(argv: readonly string[]): Promise<void> {
   if (argv.includes("--help")) return printUsage();
   const config = await readConfig(argv, process.env);
   const logger = openLogger(config.logLevel);
+  if (config.release) return releaseNode(config, logger);
   const stopping = new AbortController();
   const stopped = new Promise<string>((resolve) => {
     for (const name of ["SIGTERM", "SIGINT"] as const) process.once(name, () => resolve(name));

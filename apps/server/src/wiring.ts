@@ -9,7 +9,7 @@ import { Engine } from "@aenv/engine";
 import { GuestClient } from "@aenv/guest";
 import { Cgroups, guestResolvers } from "@aenv/host";
 import { readBaseManifest } from "@aenv/images";
-import { Network } from "@aenv/network";
+import { Network, type NetworkOptions } from "@aenv/network";
 import { createEdge, createFrontServer, type Edge, type EdgeError, type Target } from "@aenv/proxy";
 import { State } from "@aenv/state";
 import { type Probe, VmdClient } from "@aenv/vmm";
@@ -157,16 +157,20 @@ async function openDriver(
 }
 
 /** The block of addresses stays the same over restarts: slots of running sandboxes have them. */
-async function openNetwork(config: ServerConfig, state: State, logger: Logger): Promise<Network> {
+export async function networkOptions(config: ServerConfig, state: State, logger: Logger): Promise<NetworkOptions> {
   const block = state.setting(SETTING_BLOCK, () => "");
-  const network = await Network.open({
+  return {
     instance: config.instance,
     limit: config.slots,
     uidBase: config.uidBase,
     dns: await guestResolvers(),
     logger,
     ...(block === "" ? {} : { block }),
-  });
+  };
+}
+
+async function openNetwork(config: ServerConfig, state: State, logger: Logger): Promise<Network> {
+  const network = await Network.open(await networkOptions(config, state, logger));
   state.putSetting(SETTING_BLOCK, network.block);
   return network;
 }
