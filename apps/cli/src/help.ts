@@ -71,6 +71,21 @@ export function mainHelp(bold: (text: string) => string): string {
   return out.join("\n");
 }
 
+/** The commands of one noun. */
+export function nounHelp(noun: string, bold: (text: string) => string): string {
+  const rows = COMMANDS.filter((c) => c.name.startsWith(`${noun} `) && !c.hidden).map(
+    (c) => [c.name, c.about] as const,
+  );
+  return [
+    `${bold("Usage:")} aenv ${noun} COMMAND [OPTIONS]`,
+    "",
+    bold("Commands:"),
+    ...columns(rows),
+    "",
+    `aenv ${noun} COMMAND --help explains one and shows examples.`,
+  ].join("\n");
+}
+
 function columns(rows: readonly (readonly [string, string])[]): string[] {
   const left = Math.max(...rows.map(([name]) => name.length));
   return rows.flatMap(([name, about]) =>

@@ -102,11 +102,8 @@ async function withoutCommand(before: readonly string[], out: Output): Promise<n
   const noun = words[0] ?? "";
   const verbs = COMMANDS.filter((c) => c.name.startsWith(`${noun} `) && !c.hidden);
   if (verbs.length > 0 && words.length === 1) {
-    out.line(`Commands of aenv ${noun}:`);
-    out.table(verbs, [
-      { title: "COMMAND", cell: (c) => `aenv ${c.name}` },
-      { title: "", cell: (c) => c.about },
-    ]);
+    const { nounHelp } = await import("./help.ts");
+    out.line(nounHelp(noun, (t) => out.style("bold", t)));
     return before.includes("--help") || before.includes("-h") ? EXIT.ok.code : EXIT.usage.code;
   }
   const wanted = words.slice(0, 2).join(" ");
