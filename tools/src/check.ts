@@ -9,6 +9,7 @@ const CHECKS: readonly (readonly [name: string, ...argv: string[]])[] = [
   ["lint", "oxlint", "--type-aware", "--deny-warnings"],
   ["boundaries", "node", "tools/src/check-boundaries.ts"],
   ["dead code", "knip", "--no-progress"],
+  ["generated", "node", "apps/cli/src/docs.ts", "--check"],
 ];
 
 interface Outcome {

@@ -2,6 +2,7 @@ import { mkdirSync, readFileSync, renameSync, writeFileSync } from "node:fs";
 import { homedir } from "node:os";
 import { dirname, join } from "node:path";
 import { AenvError, errnoOf } from "@aenv/base";
+import { aenvHome } from "@aenv/host";
 
 type Env = Readonly<Record<string, string | undefined>>;
 
@@ -22,7 +23,6 @@ export interface Setting {
 export type Settings = Record<"apiUrl" | "sandboxUrl", Setting> & { apiKey: Setting | undefined };
 
 const DEFAULT_URL = "http://localhost:8000";
-const DEFAULT_HOME = "/var/lib/aenv";
 const VARIABLES: Record<Key, readonly string[]> = {
   apiUrl: ["AENV_API_URL", "E2B_API_URL"],
   sandboxUrl: ["AENV_SANDBOX_URL", "E2B_SANDBOX_URL"],
@@ -34,8 +34,6 @@ export function configPath(env: Env): string {
   const base = env["XDG_CONFIG_HOME"] || join(env["HOME"] || homedir(), ".config");
   return join(base, "aenv", "config.json");
 }
-
-export const nodeHome = (env: Env): string => env["AENV_HOME"] || DEFAULT_HOME;
 
 /** Flag, then environment, then `aenv auth login`, then the node on this machine. */
 export function resolveSettings(flags: Flags, env: Env): Settings {
@@ -66,10 +64,11 @@ interface Source {
 
 /** The node's own first key, readable by whoever owns the node's data. */
 function readLocal(env: Env): Source {
-  const home = nodeHome(env);
+  const home = aenvHome({ ...env });
   const auth = readSource(join(home, "auth.json"));
   const port = readJson(join(home, "config.json"))?.["port"];
-  if (auth.values.apiUrl === undefined && typeof port === "number") auth.values.apiUrl = `http://localhost:${port}`;
+  if (auth.values.apiUrl === undefined && typeof port === "number" && port > 0)
+    auth.values.apiUrl = `http://localhost:${port}`;
   return auth;
 }
 

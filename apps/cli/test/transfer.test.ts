@@ -54,20 +54,14 @@ describe("files", () => {
     symlinkSync("run.sh", join(tree, "link"));
     await world.cli.ok(["upload", world.id, tree, there.path]);
     const up = join(there.path, "tree");
-    assert.deepEqual(
-      readdirSync(up, { recursive: true }).toSorted(),
-      readdirSync(tree, { recursive: true }).toSorted(),
-    );
+    assert.deepEqual(namesBelow(up), namesBelow(tree));
     assert.equal(readFileSync(join(up, "deep/er/x y.txt"), "utf8"), "spaces");
     assert.equal(readFileSync(join(up, "link"), "utf8"), "#!/bin/sh\n");
     assert.equal(statSync(join(up, "run.sh")).mode & 0o777, 0o755);
     assert.equal(statSync(join(up, "empty")).mode & 0o777, 0o700);
     await world.cli.ok(["download", world.id, up, join(here.path, "back")]);
     const back = join(here.path, "back");
-    assert.deepEqual(
-      readdirSync(back, { recursive: true }).toSorted(),
-      readdirSync(tree, { recursive: true }).toSorted(),
-    );
+    assert.deepEqual(namesBelow(back), namesBelow(tree));
     assert.equal(readFileSync(join(back, "ünï & $HOME"), "utf8"), "odd name");
     assert.equal(statSync(join(back, "run.sh")).mode & 0o777, 0o755);
   });
@@ -157,6 +151,8 @@ describe("files", () => {
     for (let i = 0; i < 120; i++) assert.equal(readFileSync(join(there.path, "many", `f${i}`), "utf8"), String(i));
   });
 });
+
+const namesBelow = (folder: string): string[] => readdirSync(folder, { recursive: true, encoding: "utf8" }).toSorted();
 
 async function appears(folder: string): Promise<void> {
   const { watch } = await import("node:fs/promises");
