@@ -18,7 +18,7 @@ export interface Node {
   report: DoctorReport | undefined;
 }
 
-/** Gives every thing its owner, or none. Effects: none. */
+/** Gives every thing its owner, or none. */
 export function judge(things: readonly HostThing[], node: Node): Judged[] {
   const alive = new Set(
     things.flatMap((t) => (t.daemon !== undefined && t.instance !== undefined ? [t.instance] : [])),
@@ -29,16 +29,20 @@ export function judge(things: readonly HostThing[], node: Node): Judged[] {
     const owner = ownerOf(t, node, owned, alive);
     out.push({ kind: t.kind, name: t.name, detail: t.detail, ...owner });
   }
-  const seen = new Set(out.map((j) => j.name));
-  for (const r of node.report?.resources ?? [])
-    if (!seen.has(r.name) || r.owner === null)
+  const seen = new Map(out.map((j) => [j.name, j]));
+  const fix = "Restart the node: it frees at its start what nobody owns.";
+  for (const r of node.report?.resources ?? []) {
+    const own = seen.get(r.name);
+    if (own === undefined)
       out.push({
         kind: r.kind,
         name: r.name,
         owner: r.owner,
         detail: r.detail ?? "",
-        ...(r.owner === null ? { fix: "Restart the node: it frees at its start what nobody owns." } : {}),
+        ...(r.owner === null ? { fix } : {}),
       });
+    else if (r.owner === null && own.owner !== null) Object.assign(own, { owner: null, fix });
+  }
   return out;
 }
 

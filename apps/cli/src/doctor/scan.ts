@@ -36,7 +36,7 @@ export async function scanHost(options: { home: string; instance: string | undef
   scanProcesses(scan, join(root, "proc"), options);
   scanNames(scan, join(root, "run/netns"), "netns", /^aenv-([0-9a-f]{4})-\d+$/);
   scanNames(scan, join(root, "sys/class/net"), "interface", /^av([0-9a-f]{4})-\d+/);
-  scanMounts(scan, join(root, "proc/self/mountinfo"), options.home);
+  scanMounts(scan, join(root, "proc/self/mountinfo"), options);
   scanCgroups(scan, join(root, "sys/fs/cgroup"));
   scanRunRoots(scan, join(root, "run"));
   scanData(scan, options);
@@ -106,12 +106,13 @@ function scanNames(scan: Scan, path: string, kind: Kind, shape: RegExp): void {
 }
 
 /** Namespaces are files mounted under /run/netns: they are counted as such, not as mounts. */
-function scanMounts(scan: Scan, path: string, home: string): void {
+function scanMounts(scan: Scan, path: string, node: { home: string; instance: string | undefined }): void {
   for (const line of text(path).split("\n")) {
     const point = line.split(" ")[4]?.replace(/\\040/g, " ");
     if (point === undefined || /\/netns\//.test(point)) continue;
     // The data folder itself may well be a mount: that is how it gets its own disk.
-    if (INSTANCE.test(point) || point.startsWith(`${home}/`)) scan.things.push(thing("mount", point, ""));
+    if (point.startsWith(`${node.home}/`)) scan.things.push(thing("mount", point, "", { instance: node.instance }));
+    else if (INSTANCE.test(point)) scan.things.push(thing("mount", point, ""));
   }
 }
 

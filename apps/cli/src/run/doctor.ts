@@ -1,11 +1,12 @@
-import { AenvError } from "@aenv/base";
+import { existsSync } from "node:fs";
+import { AenvError, sleep } from "@aenv/base";
 import type { DoctorReport } from "@aenv/client";
 import { aenvHome, isAlive, readNodeConfig, readServerFile } from "@aenv/host";
 import type * as commands from "../commands/node.ts";
 import type { Context } from "../context.ts";
 import type { Args, Exit } from "../define.ts";
 import { type Judged, judge } from "../doctor/judge.ts";
-import { scanHost } from "../doctor/scan.ts";
+import { type Scan, scanHost } from "../doctor/scan.ts";
 import { EXIT } from "../exit.ts";
 
 interface Check {
@@ -19,12 +20,23 @@ export async function doctor(args: Args<typeof commands.doctor>, context: Contex
   const { out } = context;
   const home = aenvHome({ ...context.env });
   const config = await readNodeConfig(home);
-  const { checks, report } = await askServer(context, home);
+  const look = async (): Promise<Look> => {
+    const { checks, report } = await askServer(context, home);
+    const scan = await scanHost({ home, instance: config?.instance });
+    const judged = judge(scan.things, { home, instance: config?.instance, report });
+    return { checks, report, scan, judged, findings: judged.filter((j) => j.owner === null) };
+  };
+  let last = await look();
+  // A node makes and frees machines all the time: what is gone or owned a moment later was no leak.
+  for (let i = 1; i < LOOKS && last.findings.length > 0; i++) {
+    await sleep(BETWEEN_LOOKS_MS);
+    const before = new Set(last.findings.map((f) => `${f.kind} ${f.name}`));
+    const next = await look();
+    last = { ...next, findings: next.findings.filter((f) => before.has(`${f.kind} ${f.name}`)) };
+  }
+  const { checks, report, scan, judged, findings } = last;
   if (config === undefined)
     checks.push({ name: "data folder", ok: true, detail: `${home} holds no node; only leftovers are looked for` });
-  const scan = await scanHost({ home, instance: config?.instance });
-  const judged = judge(scan.things, { home, instance: config?.instance, report });
-  const findings = judged.filter((j) => j.owner === null);
   const unseen = [...new Set(scan.unseen)];
   if (unseen.length > 0)
     checks.push({
@@ -48,6 +60,17 @@ export async function doctor(args: Args<typeof commands.doctor>, context: Contex
   return ok ? EXIT.ok.code : EXIT.failed.code;
 }
 
+interface Look {
+  checks: Check[];
+  report: DoctorReport | undefined;
+  scan: Scan;
+  judged: Judged[];
+  findings: Judged[];
+}
+
+const LOOKS = 3;
+const BETWEEN_LOOKS_MS = 400;
+
 /** The server's own view. That it does not answer is a finding of its own, with what to do. */
 async function askServer(
   context: Context,
@@ -65,6 +88,7 @@ async function askServer(
 }
 
 function serverFix(e: AenvError, home: string): string {
+  if (e.code === "UNAUTHENTICATED" && !existsSync(home)) return `There is no node in ${home}: npm run up makes one.`;
   if (e.code !== "UNAVAILABLE" && e.code !== "DEADLINE") return e.hint;
   const server = readServerFile(home);
   const log = `${home}/log/server.log`;
