@@ -86,12 +86,6 @@ export function qemuArgv(traits: QemuTraits, spec: VmSpec): string[] {
     `${machine.vcpus}`,
     "-object",
     `memory-backend-file,id=mem,size=${machine.memoryBytes},mem-path=${value(memory.file)},${share}`,
-    "-kernel",
-    machine.kernel,
-    "-initrd",
-    machine.initrd,
-    "-append",
-    `${CONSOLE_CMDLINE}${clockCmdline(traits)} ${machine.cmdline}`,
     "-nodefaults",
     "-no-user-config",
     "-nographic",
@@ -133,6 +127,16 @@ export function qemuArgv(traits: QemuTraits, spec: VmSpec): string[] {
     "-sandbox",
     "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny",
   );
+  // A launched guest has its kernel in memory: a copy of kernel and initramfs in every VMM would only cost memory and time.
   if (waiting) argv.push("-S", "-incoming", "defer");
+  else
+    argv.push(
+      "-kernel",
+      machine.kernel,
+      "-initrd",
+      machine.initrd,
+      "-append",
+      `${CONSOLE_CMDLINE}${clockCmdline(traits)} ${machine.cmdline}`,
+    );
   return argv;
 }
