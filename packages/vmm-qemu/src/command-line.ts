@@ -103,9 +103,12 @@ export function qemuArgv(traits: QemuTraits, spec: VmSpec): string[] {
     "rng-builtin,id=rng0",
     "-device",
     "virtio-rng-device,rng=rng0",
-    "-device",
-    "virtio-balloon-device,id=balloon0,deflate-on-oom=on,free-page-reporting=off",
   ];
+  // A balloon's pages and free pages that a guest reports are punched out of the memory file, even where it is mapped
+  // privately. That file is shared by all siblings, and a hostile guest fills a balloon unasked: only a QEMU that cannot
+  // write the file, and so refuses to punch, gets a balloon. Reporting would only make it log a refusal per free page.
+  if (traits.readOnlyMemory)
+    argv.push("-device", "virtio-balloon-device,id=balloon0,deflate-on-oom=on,free-page-reporting=off");
   if (spec.diskSocket !== undefined)
     argv.push(
       "-blockdev",

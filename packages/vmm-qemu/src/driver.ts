@@ -1,4 +1,4 @@
-import { chown, mkdtemp, open, rm, stat } from "node:fs/promises";
+import { chmod, chown, mkdtemp, open, rm, stat } from "node:fs/promises";
 import { dirname } from "node:path";
 import { AenvError, type Bytes, errnoOf, type Logger, mib, newRunId, silentLogger, sleep } from "@aenv/base";
 import { type Cgroups, isAlive, type ProcIdentity } from "@aenv/host";
@@ -54,6 +54,10 @@ const KVM_DEVICE = "/dev/kvm";
 /** The probe guest runs as nobody. */
 const PROBE_UID = 65534;
 const PROBE_MEMORY = mib(128);
+
+/** Groups of memory files that an older QEMU must be able to open for writing: one per file, in a range of our own. */
+const LEGACY_GID_BASE = 1_500_000_000;
+const LEGACY_GID_COUNT = 2 ** 20;
 
 const keyOf = (id: ProcIdentity): string => `${id.pid}:${id.startTicks}`;
 
@@ -117,7 +121,7 @@ export class QemuDriver implements VmmDriver {
   async prepare(spec: VmSpec, signal: AbortSignal): Promise<Vm> {
     if (spec.memory.mode !== "map") throw new AenvError("INVALID_ARGUMENT", "a waiting VM maps a memory file");
     checkMachine(spec.machine);
-    const groups = await memoryGroups(spec);
+    const groups = await memoryGroups(spec, this.#version.readOnlyMemory);
     return await this.#start(spec, groups, signal);
   }
 
@@ -364,7 +368,7 @@ async function createMemory(spec: VmSpec): Promise<void> {
 }
 
 /** Checks the file and returns the groups that the VMM needs to read it. */
-async function memoryGroups(spec: VmSpec): Promise<number[]> {
+async function memoryGroups(spec: VmSpec, readOnly: boolean): Promise<number[]> {
   const { file } = spec.memory;
   let info;
   try {
@@ -376,6 +380,13 @@ async function memoryGroups(spec: VmSpec): Promise<number[]> {
   }
   if (info.size !== spec.machine.memoryBytes)
     throw new AenvError("CORRUPT", `${file} has ${info.size} bytes, the machine ${spec.machine.memoryBytes}`);
+  if (!readOnly) {
+    // It opens the file for writing though it maps it privately.
+    const gid = LEGACY_GID_BASE + (info.ino % LEGACY_GID_COUNT);
+    await chown(file, info.uid, gid);
+    await chmod(file, (info.mode & 0o777) | 0o060);
+    return [gid];
+  }
   const worldReadable = (info.mode & 0o004) !== 0;
   return worldReadable || info.uid === spec.uid || info.gid === 0 ? [] : [info.gid];
 }

@@ -74,6 +74,19 @@ func disk() {
 	}
 }
 
+// churn takes and gives back memory in one piece: what the kernel reports as free to a balloon.
+func churn(size int) {
+	block, err := syscall.Mmap(-1, 0, size, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_ANON|syscall.MAP_PRIVATE)
+	if err != nil {
+		fmt.Println("CHURN", err)
+		return
+	}
+	for i := 0; i < size; i += 4096 {
+		block[i] = 0xa5
+	}
+	syscall.Munmap(block)
+}
+
 func end(how string) {
 	switch how {
 	case "poweroff":
@@ -122,7 +135,11 @@ func main() {
 	size, _ := strconv.ParseUint(option(cmdline, "test.block", "4194304"), 10, 64)
 	period, _ := strconv.ParseUint(option(cmdline, "test.period", "50"), 10, 64)
 	block := make([]byte, size)
+	churned, _ := strconv.Atoi(option(cmdline, "test.churn", "0"))
 	for tick := uint64(1); ; tick++ {
+		if churned > 0 && tick%5 == 0 {
+			churn(churned << 20)
+		}
 		fill(block, tick)
 		time.Sleep(time.Duration(period) * time.Millisecond)
 		// The sum is taken after the wait, so that a capture falls between the write and the reading.
