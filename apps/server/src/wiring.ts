@@ -227,7 +227,20 @@ async function examine(rooms: Rooms): Promise<DoctorReport> {
   for (const r of engine.resources()) owners.set(ownerKey(r.kind, r.name), `${r.owner.kind} ${r.owner.id}`);
   for (const s of state.snapshots.list()) owners.set(ownerKey("snapshot", join(home, "snapshots", s.id)), "template");
   for (const l of state.layers.list()) owners.set(ownerKey("layer", join(home, "layers", l.id)), "snapshot");
-  return report([...daemons.map(checkDaemon), checkBase(base), await checkDisk(home)], reconcile(found, owners));
+  const checks = [...daemons.map(checkDaemon), checkBase(base), await checkDisk(home), ...(await checkSlots(network))];
+  return report(checks, reconcile(found, owners));
+}
+
+/** A warning is worth reading but keeps nothing from working as promised. */
+async function checkSlots(network: Network): Promise<Check[]> {
+  const findings = await network.check();
+  if (findings.length === 0) return [{ name: "network", ok: true, detail: `slots at ${network.block}` }];
+  return findings.map(({ severity, subject, problem, fix }) => ({
+    name: `network: ${subject}`,
+    ok: severity === "warning",
+    detail: problem,
+    fix,
+  }));
 }
 
 function checkDaemon(d: Daemon): Check {

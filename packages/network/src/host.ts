@@ -139,3 +139,7 @@ export async function removeLock(instance: string): Promise<void> {
     if (errnoOf(e) !== "ENOTEMPTY" && errnoOf(e) !== "ENOENT") throw AenvError.from(e, "remove the run directory");
   });
 }
+
+export async function conntrackUsed(): Promise<number> {
+  return Number(await readFile("/proc/sys/net/netfilter/nf_conntrack_count", "utf8").catch(() => "0"));
+}

@@ -1,3 +1,4 @@
+export { type CheckOptions, checkNetwork } from "./doctor.ts";
 export { Network } from "./network.ts";
 export { GATEWAY_IP, GUEST_IP, GUEST_MAC } from "./rules.ts";
 export * from "./types.ts";

@@ -1,13 +1,16 @@
 import { AenvError, type Logger, messageOf } from "@aenv/base";
 import { run } from "@aenv/host";
-import { blockOf, type Cidr, chooseBlock, formatCidr, MAX_SLOTS, parseBlock, parseCidr, parseIp } from "./address.ts";
+import { type Cidr, formatCidr, MAX_SLOTS, parseCidr } from "./address.ts";
+import { checkNetwork, rulesInPlace } from "./doctor.ts";
 import * as host from "./host.ts";
-import { checkInstanceId, type Instance, planSlot, type SlotPlan, tableName } from "./names.ts";
+import { type Instance, planSlot, type SlotPlan, tableName } from "./names.ts";
+import { checkOptions, findBlock } from "./options.ts";
 import { nodeRules, policyRules, slotRules, uplinkRules } from "./rules.ts";
 import { makeScript, removeScript } from "./script.ts";
 import {
   DEFAULT_LIMITS,
   type EgressPolicy,
+  type Finding,
   type GuestLimits,
   type NetworkOptions,
   OPEN_POLICY,
@@ -69,12 +72,8 @@ export class Network {
 
   /** Installs the node's rules and takes stock. Needs root. */
   static async open(options: NetworkOptions): Promise<Network> {
-    const id = checkInstanceId(options.instance);
-    if (!Number.isInteger(options.limit) || options.limit < 1 || options.limit > MAX_SLOTS)
-      throw new AenvError("INVALID_ARGUMENT", `the limit of network slots must be 1..${MAX_SLOTS}`);
-    if (options.uplink !== undefined && !/^[^\s/"]{1,15}$/.test(options.uplink))
-      throw new AenvError("INVALID_ARGUMENT", `${JSON.stringify(options.uplink)} is not a network device`);
-    for (const dns of options.dns) checkResolver(dns);
+    checkOptions(options);
+    const id = options.instance;
     const deny = (options.deny ?? []).map(parseCidr);
     await host.barrier(id);
     const addresses = await host.hostAddresses(id);
@@ -98,6 +97,13 @@ export class Network {
   async #start(): Promise<void> {
     await host.openTunToVmms(this.#logger);
     this.#uplinks = await this.#findUplinks();
+    await this.#installRules();
+    for (const device of this.#uplinks) await host.enableForwarding(device, this.#logger);
+    for (const index of await host.inventory(this.#instance.id))
+      this.#entries.set(index, { plan: planSlot(this.#instance, index), state: "unclaimed" });
+  }
+
+  async #installRules(): Promise<void> {
     const flows = Math.floor(((await host.conntrackMax()) * CONNTRACK_SHARE) / this.#options.limit);
     const rules = nodeRules({
       instance: this.#instance.id,
@@ -108,9 +114,6 @@ export class Network {
       flowsPerSlot: Math.min(this.#limits.connections, Math.max(64, flows)),
     });
     await run("nft", ["-f", "-"], { input: rules });
-    for (const device of this.#uplinks) await host.enableForwarding(device, this.#logger);
-    for (const index of await host.inventory(this.#instance.id))
-      this.#entries.set(index, { plan: planSlot(this.#instance, index), state: "unclaimed" });
   }
 
   async #findUplinks(): Promise<string[]> {
@@ -244,6 +247,19 @@ export class Network {
     return [...this.#entries.values()]
       .map(({ plan, state }) => ({ index: plan.index, state, netns: plan.netns, hostIp: plan.hostIp }))
       .sort((a, b) => a.index - b.index);
+  }
+
+  /**
+   * What of the host keeps guests from working as promised. Puts the node's own rules back where somebody flushed them
+   * (slots keep theirs meanwhile), which is a finding as well.
+   */
+  async check(): Promise<Finding[]> {
+    const { id } = this.#instance;
+    const found = await checkNetwork({ ...this.#options, instance: id, block: this.block });
+    if (await rulesInPlace(id)) return found;
+    await this.#installRules();
+    const fix = `They are back. Keep the table inet ${tableName(id)} when you reload your firewall.`;
+    return [...found, { severity: "error", subject: "node rules", problem: "had been removed from the host", fix }];
   }
 
   /** Resolves when no slot is being made or reset. */
@@ -423,21 +439,6 @@ function answers(word: string, output: string, logger: Logger): Set<number> {
   }
   if (other.length > 0) logger.warn({ output: other.slice(0, 20) }, "a network script complained");
   return found;
-}
-
-function checkResolver(text: string): void {
-  const first = Math.floor(parseIp(text) / 2 ** 24);
-  if (first === 0 || first === 127 || first >= 224)
-    throw new AenvError("INVALID_ARGUMENT", `guests cannot reach the resolver ${text}`, {
-      hint: "Name a resolver that is not on the loopback device.",
-    });
-}
-
-function findBlock(id: string, options: NetworkOptions, { taken, own }: host.HostAddresses): Cidr {
-  const used = own[0] === undefined ? undefined : blockOf(parseIp(own[0]));
-  const given = options.block === undefined ? undefined : parseBlock(options.block);
-  // Running VMs keep their addresses, whatever the options say now.
-  return used ?? given ?? chooseBlock(id, [...taken, ...options.dns.map(parseCidr)]);
 }
 
 /** Resolves or rejects with the work, or rejects as soon as the signal aborts; the work goes on. */

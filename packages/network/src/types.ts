@@ -35,7 +35,10 @@ export interface NetworkOptions {
   uidBase?: number;
   /** Device that leads to the internet; default: whatever device has the default route at the time. */
   uplink?: string;
-  /** /19 block of host-side addresses; default: the one in use, else a free one derived from the instance. */
+  /**
+   * Preferred /19 block of host-side addresses. Existing slots keep theirs; a block that the host's routes overlap is
+   * not used. Default: one derived from the instance.
+   */
   block?: string;
   limits?: Partial<GuestLimits>;
   /** More CIDRs that no guest may reach (say, the public address of a host behind 1:1 NAT). */
