@@ -1,8 +1,9 @@
 /** The node's server: API, edge and engine in one process. Usage: see --help. */
 import { leanProcess } from "./lean.ts";
 
-leanProcess();
-const { serve } = await import("./server.ts");
+const load = (): Promise<typeof import("./server.ts")> => import("./server.ts");
+await leanProcess(load);
+const { serve } = await load();
 const { AenvError } = await import("@aenv/base");
 try {
   await serve(process.argv.slice(2));

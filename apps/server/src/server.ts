@@ -1,5 +1,4 @@
 import { rm } from "node:fs/promises";
-import { flushCompileCache } from "node:module";
 import { join } from "node:path";
 import { procIdentity, publishFile } from "@aenv/host";
 import { readConfig, type ServerConfig, USAGE } from "./config.ts";
@@ -37,8 +36,6 @@ export async function serve(argv: readonly string[]): Promise<void> {
 
   using _lock = await onlyServer(config.instance);
   await using node = await openNode(config, logger, stopping.signal);
-  // Usually written at exit; a server that is killed would leave the next start with a compiler again.
-  flushCompileCache();
   const url = await node.app.listen({ host: config.listen, port: config.port });
   const port = Number(new URL(url).port);
   // The system chose the port, so only now the domain is known.

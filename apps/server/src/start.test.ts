@@ -4,11 +4,14 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { test } from "node:test";
 import { newRunId } from "@aenv/base";
+import { run } from "@aenv/host";
 import { State } from "@aenv/state";
 import { readConfig } from "./config.ts";
 import { ensureFirstKey } from "./first-key.ts";
 import { onlyServer } from "./only-one.ts";
 import { Timings } from "./timings.ts";
+
+const main = join(import.meta.dirname, "main.ts");
 
 async function inFolder(fn: (home: string) => Promise<void>): Promise<void> {
   const home = mkdtempSync(join(tmpdir(), "aenv-start-"));
@@ -74,4 +77,12 @@ test("timings keep the recent past by phase", () => {
   const rows = new Map(t.list().map((r) => [r.metric, r]));
   assert.deepEqual([...rows.keys()], ["create", "create.hot", "create.hot.init"]);
   assert.deepEqual(rows.get("create"), { metric: "create", unit: "ms", n: 1000, p50: 745, p95: 975, p99: 995 });
+});
+
+test("the server explains its options, and refuses others with a reason", { timeout: 60_000 }, async () => {
+  const { stdout } = await run(process.execPath, [main, "--help"]);
+  assert.match(stdout, /--port/);
+  await inFolder(async (home) => {
+    await assert.rejects(run(process.execPath, [main, "--home", home, "--port", "x"]), /--port must be a whole number/);
+  });
 });
