@@ -102,7 +102,8 @@ func addressOf(name string) (netip.Addr, error) {
 	return netip.Addr{}, fmt.Errorf("%s has no IPv4 address", name)
 }
 
-func runForwarder(name string) {
+// runForwarder scans once a second, but not in the first second after a launch: that one belongs to the first command.
+func runForwarder(name string, launched <-chan struct{}) {
 	on, err := addressOf(name)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "envd: port forwarding is off:", err)
@@ -114,7 +115,15 @@ func runForwarder(name string) {
 		if tables, changed := scan.read(); changed {
 			f.follow(listeners(tables[0], tables[1], f.ours))
 		}
-		time.Sleep(scanInterval)
+		for waiting := true; waiting; {
+			timer := time.NewTimer(scanInterval)
+			select {
+			case <-launched:
+				timer.Stop()
+			case <-timer.C:
+				waiting = false
+			}
+		}
 	}
 }
 

@@ -9,7 +9,6 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
-	"regexp"
 	"strings"
 	"time"
 )
@@ -32,10 +31,28 @@ type initBody struct {
 
 const maxInitBody = 4 << 20
 
-var (
-	hostnameShape  = regexp.MustCompile(`^[a-zA-Z0-9]([a-zA-Z0-9.-]{0,62}[a-zA-Z0-9])?$`)
-	machineIDShape = regexp.MustCompile(`^[0-9a-f]{32}$`)
-)
+const maxHostname = 64
+
+// validHostname: letters, digits, dots and hyphens, beginning and ending with one of the first two.
+func validHostname(name string) bool {
+	for i := range len(name) {
+		c := name[i]
+		inner := i > 0 && i < len(name)-1 && (c == '-' || c == '.')
+		if !inner && (c < '0' || c > '9') && (c|0x20 < 'a' || c|0x20 > 'z') {
+			return false
+		}
+	}
+	return name != "" && len(name) <= maxHostname
+}
+
+func validMachineID(id string) bool {
+	for i := range len(id) {
+		if c := id[i]; (c < '0' || c > '9') && (c < 'a' || c > 'f') {
+			return false
+		}
+	}
+	return len(id) == 32
+}
 
 // postInit is not for users: once a token is set, only who knows that token (in the header, or as the token to be set
 // again) may call it, so that a stranger at the edge cannot take a sandbox over.
@@ -51,11 +68,11 @@ func (s *server) postInit(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 	}
-	if body.Hostname != "" && !hostnameShape.MatchString(body.Hostname) {
+	if body.Hostname != "" && !validHostname(body.Hostname) {
 		fail(w, http.StatusBadRequest, "invalid hostname")
 		return
 	}
-	if body.MachineID != "" && !machineIDShape.MatchString(body.MachineID) {
+	if body.MachineID != "" && !validMachineID(body.MachineID) {
 		fail(w, http.StatusBadRequest, "machineId is not 32 lower-case hex digits")
 		return
 	}
@@ -64,6 +81,7 @@ func (s *server) postInit(w http.ResponseWriter, r *http.Request) {
 		fail(w, http.StatusBadRequest, "entropy is not base64")
 		return
 	}
+	poke(s.launched)
 	newRun, fresh, settle := s.state.apply(&body)
 	defer settle()
 	if fresh {
@@ -163,32 +181,55 @@ func (s *server) applyToMachine(b *initBody, entropy []byte) error {
 	return nil
 }
 
+// How long after a launch the files are written that only people look at.
+const leisurely = 2 * time.Second
+
 // writeIdentity keeps the files that name this machine in step. Failing here (a full or read-only disk) is no reason
 // to refuse a launch.
 func (s *server) writeIdentity(b *initBody) {
-	if s.runDir != "" {
-		_ = os.MkdirAll(s.runDir, 0o755)
-		for name, value := range map[string]string{".E2B_SANDBOX": "true", ".E2B_SANDBOX_ID": b.SandboxID, ".E2B_TEMPLATE_ID": b.TemplateID} {
-			if value != "" {
-				_ = os.WriteFile(filepath.Join(s.runDir, name), []byte(value), 0o444)
-			}
-		}
-	}
-	if !s.guest {
-		return
-	}
 	report := func(what string, err error) {
 		if err != nil {
 			fmt.Fprintln(os.Stderr, "envd:", what, err)
 		}
 	}
-	if b.MachineID != "" {
-		report("machine-id", os.WriteFile("/etc/machine-id", []byte(b.MachineID+"\n"), 0o444))
+	if s.guest && b.MachineID != "" {
+		report("machine-id", overwrite("/etc/machine-id", b.MachineID+"\n", 0o444))
 	}
-	if b.Hostname != "" {
-		report("hostname", os.WriteFile("/etc/hostname", []byte(b.Hostname+"\n"), 0o644))
+	if s.guest && b.Hostname != "" {
 		report("hosts", nameInHosts("/etc/hosts", b.Hostname))
 	}
+	time.AfterFunc(leisurely, func() {
+		if s.guest && b.Hostname != "" {
+			report("hostname", overwrite("/etc/hostname", b.Hostname+"\n", 0o644))
+		}
+		if s.runDir == "" {
+			return
+		}
+		report("run directory", os.MkdirAll(s.runDir, 0o755))
+		for name, value := range map[string]string{".E2B_SANDBOX": "true", ".E2B_SANDBOX_ID": b.SandboxID, ".E2B_TEMPLATE_ID": b.TemplateID} {
+			if value != "" {
+				report("run directory", overwrite(filepath.Join(s.runDir, name), value, 0o444))
+			}
+		}
+	})
+}
+
+// overwrite replaces the contents in place. Truncating to nothing first would make ext4 allocate new blocks, discard
+// the old ones and write them out at the close.
+func overwrite(path, text string, mode os.FileMode) error {
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE, mode)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if _, err := f.WriteAt([]byte(text), 0); err != nil {
+		return err
+	}
+	st, err := f.Stat()
+	if err != nil || st.Size() == int64(len(text)) {
+		return err
+	}
+	return f.Truncate(int64(len(text)))
 }
 
 const hostsMark = " # this sandbox"
@@ -213,5 +254,5 @@ func nameInHosts(path, hostname string) error {
 	if text += line; text == string(old) {
 		return nil
 	}
-	return os.WriteFile(path, []byte(text), 0o644)
+	return overwrite(path, text, 0o644)
 }

@@ -34,6 +34,8 @@ type server struct {
 	guest    bool
 	cpu      cpuSampler
 	watchers *watcherTable
+	// launched gets a token at every launch: work that can wait then waits a little longer.
+	launched chan struct{}
 }
 
 // Main runs the daemon and returns its exit code.
@@ -69,7 +71,7 @@ func Main(args []string) int {
 		return 1
 	}
 	if *forward != "" {
-		go runForwarder(*forward)
+		go runForwarder(*forward, s.launched)
 	}
 	fmt.Fprintln(os.Stderr, "envd: listening on", listener.Addr())
 	srv := s.httpServer()
@@ -94,7 +96,7 @@ var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 120 * time.Second, Inter
 func newServer(user string, guest bool, runDir string) *server {
 	s := &server{
 		state: newState(user), accounts: newAccounts("/etc"), procs: newRegistry(), conns: newConnTable(),
-		runDir: runDir, guest: guest, watchers: newWatcherTable(),
+		runDir: runDir, guest: guest, watchers: newWatcherTable(), launched: make(chan struct{}, 1),
 	}
 	return s
 }
@@ -118,7 +120,8 @@ func (s *server) handler() http.Handler {
 	mux.HandleFunc("GET /files", s.getFiles)
 	mux.HandleFunc("POST /files", s.postFiles)
 	mux.HandleFunc("POST /files/compose", s.postCompose)
-	options := []connect.HandlerOption{connect.WithCodec(jsonCodec{}), connect.WithReadMaxBytes(maxRPCMessage)}
+	options := []connect.HandlerOption{connect.WithCodec(jsonCodec{}), connect.WithReadMaxBytes(maxRPCMessage),
+		connect.WithCompressMinBytes(compressFrom)}
 	mux.Handle(processconnect.NewProcessHandler(&processService{s}, options...))
 	mux.Handle(filesystemconnect.NewFilesystemHandler(&filesystemService{s: s}, options...))
 	return s.cors(s.authorize(mux))
@@ -126,6 +129,9 @@ func (s *server) handler() http.Handler {
 
 // maxRPCMessage bounds one message of a client; input of a process is the only large one.
 const maxRPCMessage = 64 << 20
+
+// compressFrom keeps small answers plain, also for a client that would take gzip.
+const compressFrom = 64 << 10
 
 func (s *server) cors(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

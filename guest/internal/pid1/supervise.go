@@ -61,7 +61,8 @@ func describe(s unix.WaitStatus) string {
 // startEnvd gives the pid, or 0 when it cannot be started; then the next turn tries again.
 func startEnvd(self, state *os.File) int {
 	argv := []string{"envd", "envd", "--guest", "--addr", listenOn, "--forward", nic, "--run-dir", "/run/e2b", "--state-fd", "3"}
-	env := []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root", "GOGC=50"}
+	// Preemption by signal costs more than it gives: cold code under emulation looks like a loop that hogs the CPU.
+	env := []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root", "GODEBUG=asyncpreemptoff=1"}
 	// The open file, by its number here: our image has no name after the switch of roots.
 	path := "/proc/self/fd/" + strconv.Itoa(int(self.Fd()))
 	p, err := os.StartProcess(path, argv, &os.ProcAttr{Dir: "/", Env: env, Files: []*os.File{os.Stdin, os.Stdout, os.Stderr, state}})
