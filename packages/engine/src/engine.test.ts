@@ -71,7 +71,7 @@ test("a create that the caller gives up leaves nothing", async () => {
   const life = await up(world, { onStep: (name) => (name === "init:before" && armed ? abort.abort() : undefined) });
   const before = await world.inventory();
   armed = true;
-  await assert.rejects(life.engine.create(box(), abort.signal));
+  await assert.rejects(life.engine.create(box(), abort.signal), isCode("CANCELLED"));
   assert.deepEqual(life.engine.list().items, []);
   assert.deepEqual(life.engine.resources(), []);
   assert.deepEqual(await world.inventory(), before);
@@ -179,6 +179,26 @@ test("the same idempotency key gives the same answer, at once and later; another
   await life.end();
   const again = await world.start();
   assert.deepEqual(await again.engine.create(asked, signal), one);
+});
+
+test("who waits for the same idempotent create is served when the first caller gives up", async () => {
+  await using world = await World.make();
+  const first = new AbortController();
+  let armed = false;
+  const life = await up(world, {
+    onStep: (name) => {
+      if (!armed || name !== "init:before") return;
+      armed = false;
+      first.abort();
+    },
+  });
+  armed = true;
+  const asked = box({ idempotencyKey: "k" });
+  const gone = life.engine.create(asked, first.signal);
+  const served = life.engine.create(asked, signal);
+  await assert.rejects(gone, isCode("CANCELLED"));
+  assert.equal((await served).state, "running");
+  assert.equal(life.engine.list().items.length, 1);
 });
 
 test("a create that failed is tried anew under its idempotency key", async () => {
@@ -308,7 +328,7 @@ test("templates are found by every name; a deleted one keeps what runs and loses
     assert.equal(engine.templates.resolve(name)?.templateId, t.templateId, name);
   assert.equal(engine.templates.exists("other"), false);
   const { sandboxId } = await engine.create(box({ template: t.templateId }), signal);
-  assert.equal(engine.get(sandboxId).alias, undefined);
+  assert.equal(engine.get(sandboxId).alias, "base");
   assert.equal(engine.templates.get("base").spawnCount, 1);
   assert.equal(await engine.templates.delete("base"), true);
   assert.equal(await engine.templates.delete("base"), false);

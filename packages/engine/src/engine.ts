@@ -164,7 +164,7 @@ export class Engine implements AsyncDisposable {
     checkCreate(options, this.#ctx.config.maxTimeoutMs);
     const { idempotencyKey } = options;
     if (idempotencyKey === undefined) return await this.#create(options, signal);
-    return await this.#creates.run(options.team ?? DEFAULT_TEAM, idempotencyKey, options, (commit) =>
+    return await this.#creates.run(options.team ?? DEFAULT_TEAM, idempotencyKey, options, signal, (commit) =>
       this.#create(options, signal, commit),
     );
   }
@@ -346,8 +346,7 @@ export class Engine implements AsyncDisposable {
     } catch (e) {
       this.#live.delete(sandbox.id);
       if (sandbox.state === "creating") sandbox.failed(e);
-      caller.throwIfAborted();
-      throw AenvError.from(e, `create sandbox from ${options.template}`);
+      throw AenvError.from(caller.aborted ? caller.reason : e, `create sandbox from ${options.template}`);
     } finally {
       resolve();
       this.#pools.refill();
@@ -412,7 +411,7 @@ export class Engine implements AsyncDisposable {
       team: options.team ?? DEFAULT_TEAM,
       template: source.template.id,
       snapshot: source.snapshot.id,
-      ...(source.alias === undefined ? {} : { alias: source.alias }),
+      alias: source.template.name,
       state: "creating",
       startedAt: this.#ctx.clock.now(),
       endAt: this.#ctx.clock.now() + options.timeoutMs,

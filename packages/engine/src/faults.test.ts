@@ -213,6 +213,23 @@ test("a sandbox whose time was over while the server was away ends at once; anot
   assert.equal(next.engine.get(long.sandboxId).endAt, long.endAt);
 });
 
+test("a capture that the server did not live to finish is undone: the guest goes on", async () => {
+  await using world = await World.make();
+  const { life } = await up(world);
+  const { sandboxId } = await create(life);
+  const run = life.engine.route(sandboxId)?.run;
+  life.state.sandboxes.setState(sandboxId, "pausing", run);
+  const [vm] = life.state.runs.list();
+  await (await life.driver.adopt(vm?.handle as never, signal)).stop(signal);
+  await life.crash();
+  const next = await world.start();
+  assert.equal(next.engine.get(sandboxId).state, "running");
+  assert.equal(next.state.sandboxes.get(sandboxId)?.state, "running");
+  assert.equal(next.engine.route(sandboxId)?.run, run);
+  const again = await next.driver.adopt(next.state.runs.list()[0]?.handle as never, signal);
+  assert.equal(await again.status(signal), "running");
+});
+
 test("a kill that the server did not live to finish is finished by the next start", async () => {
   await using world = await World.make();
   const { life } = await up(world);

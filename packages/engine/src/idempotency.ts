@@ -24,6 +24,7 @@ export class IdempotentCreates {
     team: string,
     key: string,
     options: CreateOptions,
+    signal: AbortSignal,
     make: (commit: (view: SandboxView) => void) => Promise<SandboxView>,
   ): Promise<SandboxView> {
     if (key.length === 0 || key.length > MAX_KEY_LENGTH)
@@ -38,7 +39,14 @@ export class IdempotentCreates {
     const flight = this.#flights.get(name);
     if (flight) {
       check(flight.hash, hash, key);
-      return await flight.answer;
+      try {
+        return await flight.answer;
+      } catch (e) {
+        // The other caller gave up, not this one.
+        if (e instanceof AenvError && e.code === "CANCELLED" && !signal.aborted)
+          return await this.run(team, key, options, signal, make);
+        throw e;
+      }
     }
     const answer = make((view) => {
       this.#ctx.state.idempotency.put(

@@ -20,8 +20,7 @@ import { isAlive, type ProcIdentity, processes, signalExact } from "@aenv/host";
 import type { RunRecord, SandboxRecord, SnapshotRecord, TemplateRecord } from "@aenv/state";
 import type { Vm, VmExit, VmHandle } from "@aenv/vmm";
 import type { Context } from "./context.ts";
-import { VmRun } from "./run.ts";
-import { settleAll } from "./run.ts";
+import { settleAll, VmRun } from "./run.ts";
 
 const ADOPT_DEADLINE_MS = 10_000;
 const ADOPT_CONCURRENCY = 16;
@@ -103,7 +102,8 @@ export async function recover(ctx: Context, signal: AbortSignal): Promise<Recove
     const { record, template, snapshot } = c;
     const owner = { kind: "sandbox" as const, id: record.id };
     const run = VmRun.adopted(ctx, { id, snapshot: snapshot.id, machine: snapshot.machine, owner, slot, vm });
-    survivors.push({ record, template, snapshot, run });
+    if (record.state !== "running") state.sandboxes.setState(record.id, "running", id);
+    survivors.push({ record: { ...record, state: "running" }, template, snapshot, run });
   }
   ctx.logger.info({ adopted: survivors.length, lost, ...freed }, "recovered");
   return { survivors, lost, freed };
@@ -123,7 +123,9 @@ function candidate(ctx: Context, record: SandboxRecord, runs: ReadonlyMap<RunId,
   if (record.state === "creating") return "create-failed: the server ended while it was created";
   if (record.state === "killing") return record.cause ?? "killed";
   const run = record.run === undefined ? undefined : runs.get(record.run);
-  if (record.state !== "running" || !run) return `lost: the server ended while it was ${record.state}`;
+  // A capture that was not finished is undone: the VM goes on.
+  if ((record.state !== "running" && record.state !== "pausing") || !run)
+    return `lost: the server ended while it was ${record.state}`;
   const slot = state.resources.of(run.id).find((r) => r.kind === "slot" && r.phase === "held");
   const snapshot = state.snapshots.get(record.snapshot);
   if (run.handle === undefined || !slot || !snapshot) return "lost: its records are incomplete";
@@ -163,7 +165,9 @@ async function adoptAll(
       turns.run(async () => {
         if (!disks.has(c.run.id)) return { candidate: c, why: "lost: blockd does not know its disk any more" };
         try {
-          const vm = await ctx.driver.adopt(c.run.handle as VmHandle, deadline(ADOPT_DEADLINE_MS, signal));
+          const limit = deadline(ADOPT_DEADLINE_MS, signal);
+          const vm = await ctx.driver.adopt(c.run.handle as VmHandle, limit);
+          if ((await vm.status(limit)) === "stopped") await vm.resume(limit);
           return { candidate: c, vm, why: "" };
         } catch (e) {
           return { candidate: c, why: causeOf(e) };
@@ -187,15 +191,16 @@ async function killLeftovers(
   signal: AbortSignal,
 ): Promise<number> {
   const { paths } = ctx;
-  const groups = new Set(await ctx.cgroups.list(paths.cgroupRoot));
-  await settleAll(runs.filter((r) => groups.has(paths.cgroup(r.id))).map((r) => ctx.cgroups.kill(paths.cgroup(r.id))));
   const prefix = `${paths.runDirs}/`;
+  // Found before they are killed: a process that ends has no command line any more and still holds what it held.
   const found: ProcIdentity[] = [];
   for (const p of processes()) {
     const run = p.argv.map((a) => runIn(a, prefix)).find((r) => r !== undefined);
-    if (run === undefined || kept.has(run)) continue;
-    if (signalExact(p, "SIGKILL")) found.push(p);
+    if (run !== undefined && !kept.has(run)) found.push({ pid: p.pid, startTicks: p.startTicks });
   }
+  const groups = new Set(await ctx.cgroups.list(paths.cgroupRoot));
+  await settleAll(runs.filter((r) => groups.has(paths.cgroup(r.id))).map((r) => ctx.cgroups.kill(paths.cgroup(r.id))));
+  for (const p of found) signalExact(p, "SIGKILL");
   const limit = deadline(KILL_DEADLINE_MS, signal);
   while (found.some(isAlive)) await sleep(5, limit);
   return found.length;

@@ -7,8 +7,6 @@ import type { TemplateView } from "./types.ts";
 export interface Source {
   template: TemplateRecord;
   snapshot: SnapshotRecord;
-  /** What it was asked for by, where that was a name. */
-  alias?: string;
 }
 
 /** The tag that every template has; others come with named snapshots. */
@@ -56,7 +54,7 @@ export class TemplateStore {
         hint: "aenv template list shows what this node has.",
         data: { template: nameOrId.slice(0, 200) },
       });
-    return { template, snapshot, ...(nameOrId === template.id ? {} : { alias: nameOrId }) };
+    return { template, snapshot };
   }
 
   view(t: TemplateRecord): TemplateView {

@@ -14,7 +14,7 @@ export interface Lifecycle {
 export interface SandboxView {
   sandboxId: SandboxId;
   templateId: TemplateId;
-  /** The name under which the template was asked for, where it was a name. */
+  /** The template's name. */
   alias?: string;
   name?: string;
   state: VisibleState;
