@@ -66,9 +66,14 @@ export function parseCommand(command: Command, rest: readonly string[]): Parsed 
   let operands: unknown[];
   try {
     parser.action(() => {});
-    parser.parse([...rest], { from: "user" });
+    const [own, after] = splitCommand(command, rest);
+    parser.parse(own, { from: "user" });
     raw = parser.opts();
     operands = parser.processedArgs;
+    if (after !== undefined) {
+      const last = Object.keys(command.positionals).length - 1;
+      operands[last] = [...((operands[last] as string[] | undefined) ?? []), ...after];
+    }
   } catch (e) {
     if (!(e instanceof CommanderError)) throw e;
     throw new AenvError("INVALID_ARGUMENT", sentence(e.message), { cause: e, hint: hintFor(command, e.code) ?? usage });
@@ -91,6 +96,13 @@ export function parseCommand(command: Command, rest: readonly string[]): Parsed 
       ),
     },
   };
+}
+
+/** What follows -- is the guest's command, and never an operand that was left out before it. */
+function splitCommand(command: Command, rest: readonly string[]): [own: string[], after: string[] | undefined] {
+  const at = rest.indexOf("--");
+  if (at < 0 || !("command" in command.positionals) || command.exit !== "remote") return [[...rest], undefined];
+  return [rest.slice(0, at), rest.slice(at + 1)];
 }
 
 function addOption(parser: Parser, key: string, option: Option): void {

@@ -150,6 +150,13 @@ describe("exec", () => {
     assert.match(r.stderr, /after --/);
   });
 
+  test("an id that is empty in a script is missing, and the command is not taken for it", async () => {
+    const r = await world.cli.run(["exec", "--", "uname", "-a"]);
+    assert.equal(r.code, 125);
+    assert.match(r.stderr, /ID is missing/);
+    assert.match((await world.cli.run(["exec", world.id, "--"])).stderr, /CMD is missing/);
+  });
+
   test("a sandbox that does not exist is said so", async () => {
     const r = await world.cli.run(["exec", "ixxxnotthere00000000", "--", "true"]);
     assert.equal(r.code, 125);

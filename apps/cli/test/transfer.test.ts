@@ -3,7 +3,7 @@ import { createHash, randomBytes } from "node:crypto";
 import { chmodSync, mkdirSync, readdirSync, readFileSync, statSync, symlinkSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { after, before, describe, test } from "node:test";
-import { finished, startSandbox, temporaryFolder } from "./harness.ts";
+import { finished, startSandbox, Terminal, temporaryFolder } from "./harness.ts";
 
 describe("files", () => {
   let world: Awaited<ReturnType<typeof startSandbox>>;
@@ -139,6 +139,17 @@ describe("files", () => {
     child.kill("SIGINT");
     assert.equal((await ended).code, 130);
     assert.deepEqual(readdirSync(here.path), []);
+  });
+
+  test("on a terminal a bar shows share, rate and name, and is gone at the end", async () => {
+    using here = temporaryFolder();
+    using there = temporaryFolder();
+    writeFileSync(join(here.path, "big.bin"), Buffer.alloc(96 * 1024 * 1024));
+    const args = ["upload", world.id, join(here.path, "big.bin"), there.path];
+    await using t = new Terminal(world.cli, args, [100, 24]);
+    assert.equal((await t.ended()).exit, 0);
+    assert.match(t.output, /[█░]{24} +\d+% {2}[\d.]+ MiB \/ 96\.0 MiB {2}[\d.]+ \wiB\/s/);
+    assert.ok(t.output.includes("\r\u001b[K1 file, 96.0 MiB in "), t.output.slice(-200));
   });
 
   test("many small files go at once and all arrive", async () => {
