@@ -10,6 +10,7 @@ const SECTORS = SIZE / 512;
 type Op =
   | { op: "write"; at: number; length: number; byte: number }
   | { op: "zero" | "trim"; at: number; length: number }
+  | { op: "burst"; first: number; step: number; count: number; byte: number }
   | { op: "flush" | "crash" | "seal" | "compact" };
 
 const range = fc
@@ -37,6 +38,16 @@ const operation: fc.Arbitrary<Op> = fc.oneof(
   },
   { weight: 2, arbitrary: where.map((w) => ({ op: "zero" as const, ...w })) },
   { weight: 2, arbitrary: where.map((w) => ({ op: "trim" as const, ...w })) },
+  {
+    weight: 1,
+    arbitrary: fc.record({
+      op: fc.constant("burst" as const),
+      first: fc.nat(9),
+      step: fc.integer({ min: 1, max: 6 }),
+      count: fc.integer({ min: 2, max: 9 }),
+      byte: fc.integer({ min: 1, max: 255 }),
+    }),
+  },
   { weight: 1, arbitrary: fc.constantFrom<Op>({ op: "flush" }, { op: "crash" }, { op: "seal" }, { op: "compact" }) },
 );
 
@@ -46,6 +57,13 @@ async function apply(m: ModelDisk, o: Op): Promise<void> {
     data.writeUInt8(o.byte ^ 0x55, o.length - 1);
     return await m.write(o.at, data);
   }
+  if (o.op === "burst") {
+    const writes = Array.from({ length: o.count }, (_, i) => ({
+      at: (o.first + i * o.step) * 4096,
+      data: Buffer.alloc(4096, o.byte + i),
+    }));
+    return await m.burst(writes);
+  }
   if (o.op === "zero") return await m.zero(o.at, o.length);
   if (o.op === "trim") return await m.trim(o.at, o.length);
   if (o.op === "flush") return await m.disk.flush();
@@ -54,10 +72,13 @@ async function apply(m: ModelDisk, o: Op): Promise<void> {
   return m.disk.upper.compactLog();
 }
 
+/** Every write counts as slow: all but the first go through the thread pool. */
+const ALWAYS_SLOW = -1;
+
 test("a disk does what a plain array of bytes does, through crashes, seals and rewritten logs", async () => {
   await fc.assert(
-    fc.asyncProperty(fc.array(operation, { minLength: 1, maxLength: 60 }), async (operations) => {
-      await using m = new ModelDisk(SIZE);
+    fc.asyncProperty(fc.array(operation, { minLength: 1, maxLength: 60 }), fc.boolean(), async (operations, slow) => {
+      await using m = new ModelDisk(SIZE, "process", undefined, slow ? ALWAYS_SLOW : undefined);
       for (const o of operations) await apply(m, o);
       await m.check();
       m.crash();

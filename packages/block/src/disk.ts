@@ -1,9 +1,23 @@
-import { AenvError } from "@aenv/base";
+import { AenvError, Mutex } from "@aenv/base";
 import { BLOCK_BYTES, BLOCK_SECTORS, follower, UNMAPPED, ZERO_BIT } from "./blocks.ts";
 import { EMPTY_MAP, type ExtentMap, findExtent, ZEROED } from "./extents.ts";
 import { SECTOR } from "./format.ts";
 import { FileSource } from "./source.ts";
-import { type Upper, writeExact } from "./upper.ts";
+import { type Upper, writeExact, writeExactAsync } from "./upper.ts";
+
+/** A write of 4 KiB to 1 MiB takes well under this, unless the host makes the writer wait for its devices. */
+const SLOW_WRITE_MS = 20;
+const SLOW_PERIOD_MS = 500;
+
+/** One write to the upper's data file. */
+interface Put {
+  data: Buffer;
+  position: number;
+  appended: boolean;
+  /** Blocks from here on get `value` once the data is there; UNMAPPED when they have it already. */
+  block: number;
+  value: number;
+}
 
 /** Sealed layers under one merged index; `files` are numbered as the index numbers them. */
 export interface Stack {
@@ -48,8 +62,16 @@ export class Disk {
   #idle: PromiseWithResolvers<void> | undefined;
   #closed = false;
   #cold: ColdRange[] = [];
+  /** Until then writes go through the thread pool, so that a host that throttles them stops this disk only. */
+  #slowUntil = 0;
+  readonly #slowWriteMs: number;
+  /** Changes that go, or wait to go, through the thread pool; others queue behind them. */
+  #queued = 0;
+  readonly #queue = new Mutex();
 
-  constructor(size: number, stack: Stack, upper: Upper) {
+  /** `slowWriteMs`: a write that took longer sends those after it through the thread pool for a while. */
+  constructor(size: number, stack: Stack, upper: Upper, slowWriteMs = SLOW_WRITE_MS) {
+    this.#slowWriteMs = slowWriteMs;
     this.size = size;
     this.#stack = stack;
     this.#upper = upper;
@@ -81,6 +103,9 @@ export class Disk {
   write(offset: number, data: Buffer, fua: boolean): Promise<void> | undefined {
     if (this.#gate) return this.#afterGate(() => this.write(offset, data, fua));
     this.#alive();
+    if (this.#queued > 0 || (this.#slowUntil > 0 && this.#isSlow())) {
+      return this.#enqueue(() => this.#writeLater(offset, data), fua);
+    }
     this.#write(offset, data);
     return fua ? this.flush() : undefined;
   }
@@ -104,6 +129,12 @@ export class Disk {
   zero(offset: number, length: number, _punch: boolean, fua: boolean): Promise<void> | undefined {
     if (this.#gate) return this.#afterGate(() => this.zero(offset, length, _punch, fua));
     this.#alive();
+    if (this.#queued > 0) return this.#enqueue(() => this.#zero(offset, length), fua);
+    this.#zero(offset, length);
+    return fua ? this.flush() : undefined;
+  }
+
+  #zero(offset: number, length: number): void {
     const end = offset + length;
     const first = Math.ceil(offset / BLOCK_BYTES);
     const last = Math.floor(end / BLOCK_BYTES);
@@ -113,7 +144,6 @@ export class Disk {
       this.#zeroBlocks(first, last);
       this.#zeroInside(last * BLOCK_BYTES, end - last * BLOCK_BYTES);
     }
-    return fua ? this.flush() : undefined;
   }
 
   trim(offset: number, length: number, fua: boolean): Promise<void> | undefined {
@@ -121,6 +151,11 @@ export class Disk {
     this.#alive();
     const first = Math.ceil(offset / BLOCK_BYTES);
     const last = Math.floor((offset + length) / BLOCK_BYTES);
+    if (this.#queued > 0) {
+      return this.#enqueue(() => {
+        if (first < last) this.#zeroBlocks(first, last);
+      }, fua);
+    }
     if (first < last) this.#zeroBlocks(first, last);
     return fua ? this.flush() : undefined;
   }
@@ -196,6 +231,27 @@ export class Disk {
   async #afterGate(fn: () => Promise<void> | undefined): Promise<void> {
     while (this.#gate) await this.#gate.promise;
     await fn();
+  }
+
+  #isSlow(): boolean {
+    if (performance.now() < this.#slowUntil) return true;
+    this.#slowUntil = 0;
+    return false;
+  }
+
+  /** Does a change after those that wait already. */
+  #enqueue(fn: () => Promise<void> | void, fua: boolean): Promise<void> {
+    this.#queued++;
+    return this.#hold(async () => {
+      try {
+        await this.#queue.run(async () => {
+          await fn();
+        });
+      } finally {
+        this.#queued--;
+      }
+      if (fua) await this.#upper.flush();
+    });
   }
 
   /** Work that a freeze waits for. */
@@ -317,67 +373,119 @@ export class Disk {
 
   #write(offset: number, data: Buffer): void {
     this.#dirty = true;
+    const puts = this.#plan(offset, data);
+    for (let i = 0; i < puts.length; i++) {
+      const put = puts[i] as Put;
+      const started = performance.now();
+      try {
+        writeExact(this.#upper.fd, put.data, put.data.length, put.position);
+      } catch (e) {
+        this.#abandon(puts, i);
+        throw e;
+      }
+      const now = performance.now();
+      if (now - started > this.#slowWriteMs) this.#slowUntil = now + SLOW_PERIOD_MS;
+      this.#finish(puts, i);
+    }
+  }
+
+  /** The same through the thread pool, one request at a time: the host holds back whoever writes too much. */
+  async #writeLater(offset: number, data: Buffer): Promise<void> {
+    const puts = this.#plan(offset, data);
+    for (let i = 0; i < puts.length; i++) {
+      const put = puts[i] as Put;
+      const started = performance.now();
+      try {
+        await writeExactAsync(this.#upper.fd, put.data, put.data.length, put.position);
+      } catch (e) {
+        this.#abandon(puts, i);
+        throw e;
+      }
+      const now = performance.now();
+      if (now - started > this.#slowWriteMs) this.#slowUntil = now + SLOW_PERIOD_MS;
+      this.#dirty = true;
+      this.#finish(puts, i);
+    }
+  }
+
+  /** Data of a put is in the file: makes it visible. */
+  #finish(puts: readonly Put[], i: number): void {
+    const { data, position, appended, block, value } = puts[i] as Put;
+    this.#upperSource.wrote(position, data.length, appended);
+    if (value === UNMAPPED) return;
+    try {
+      this.#upper.map(block, data.length / BLOCK_BYTES, value);
+    } catch (e) {
+      this.#abandon(puts, i + 1);
+      throw e;
+    }
+  }
+
+  /** Gives back the places of puts that will not happen. Nothing else allocates between plan and end of a write. */
+  #abandon(puts: readonly Put[], from: number): void {
+    const first = puts.find((p, i) => i >= from && p.appended);
+    if (first) this.#upper.giveBack(first.position / BLOCK_BYTES);
+  }
+
+  /** Where the data of a write goes, in order. Copies up what a write inside a block needs. */
+  #plan(offset: number, data: Buffer): Put[] {
+    const out: Put[] = [];
     const end = offset + data.length;
     const first = Math.ceil(offset / BLOCK_BYTES);
     const last = Math.floor(end / BLOCK_BYTES);
-    if (first > last) return this.#writeInside(offset, data);
+    if (first > last) {
+      this.#planInside(offset, data, out);
+      return out;
+    }
     const head = first * BLOCK_BYTES - offset;
-    if (head > 0) this.#writeInside(offset, data.subarray(0, head));
-    if (last > first) this.#writeBlocks(first, last - first, data, head);
-    if (end > last * BLOCK_BYTES) this.#writeInside(last * BLOCK_BYTES, data.subarray(last * BLOCK_BYTES - offset));
+    if (head > 0) this.#planInside(offset, data.subarray(0, head), out);
+    if (last > first) this.#planBlocks(first, last - first, data, head, out);
+    if (end > last * BLOCK_BYTES) this.#planInside(last * BLOCK_BYTES, data.subarray(last * BLOCK_BYTES - offset), out);
+    return out;
   }
 
-  #writeBlocks(block: number, count: number, data: Buffer, at: number): void {
+  #planBlocks(first: number, count: number, data: Buffer, at: number, out: Put[]): void {
     const { table } = this.#upper;
     let i = 0;
     while (i < count) {
-      const value = table.get(block + i);
-      const place = Math.floor(value / 2);
+      const block = first + i;
+      const value = table.get(block);
+      const owned = Math.floor(value / 2);
       let n = 1;
       let zeroed = (value & ZERO_BIT) !== 0;
       for (; i + n < count; n++) {
-        const next = table.get(block + i + n);
-        if (Math.floor(next / 2) !== (place === 0 ? 0 : place + n)) break;
+        const next = table.get(block + n);
+        if (Math.floor(next / 2) !== (owned === 0 ? 0 : owned + n)) break;
         zeroed ||= (next & ZERO_BIT) !== 0;
       }
-      const from = at + i * BLOCK_BYTES;
-      if (place === 0) this.#append(block + i, n, data.subarray(from, from + n * BLOCK_BYTES));
-      else {
-        this.#put(data.subarray(from, from + n * BLOCK_BYTES), place * BLOCK_BYTES, false);
-        if (zeroed) this.#upper.map(block + i, n, place * 2);
-      }
+      const part = data.subarray(at + i * BLOCK_BYTES, at + (i + n) * BLOCK_BYTES);
+      const place = owned === 0 ? this.#upper.allocate(n) : owned;
+      const changes = owned === 0 || zeroed;
+      out.push({
+        data: part,
+        position: place * BLOCK_BYTES,
+        appended: owned === 0,
+        block,
+        value: changes ? place * 2 : UNMAPPED,
+      });
       i += n;
     }
   }
 
-  #append(block: number, count: number, data: Buffer): void {
-    const place = this.#upper.allocate(count);
-    try {
-      this.#put(data, place * BLOCK_BYTES, true);
-    } catch (e) {
-      this.#upper.giveBack(place);
-      throw e;
-    }
-    this.#upper.map(block, count, place * 2);
-  }
-
-  #put(data: Buffer, position: number, appended: boolean): void {
-    writeExact(this.#upper.fd, data, data.length, position);
-    this.#upperSource.wrote(position, data.length, appended);
-  }
-
   /** A write inside one block: the rest of the block is copied up when the upper does not hold it. */
-  #writeInside(offset: number, data: Buffer): void {
+  #planInside(offset: number, data: Buffer, out: Put[]): void {
     const block = Math.floor(offset / BLOCK_BYTES);
     const inside = offset - block * BLOCK_BYTES;
     const value = this.#upper.table.get(block);
     if (value !== UNMAPPED && (value & ZERO_BIT) === 0) {
-      return this.#put(data, Math.floor(value / 2) * BLOCK_BYTES + inside, false);
+      const position = Math.floor(value / 2) * BLOCK_BYTES + inside;
+      out.push({ data, position, appended: false, block, value: UNMAPPED });
+      return;
     }
     const whole = Buffer.alloc(BLOCK_BYTES);
-    this.#fill(block * BLOCK_BYTES, Math.min(BLOCK_BYTES, this.size - block * BLOCK_BYTES), whole, 0, BLOCK);
+    this.#fill(block * BLOCK_BYTES, BLOCK_BYTES, whole, 0, BLOCK);
     data.copy(whole, inside);
-    this.#writeBlocks(block, 1, whole, 0);
+    this.#planBlocks(block, 1, whole, 0, out);
   }
 
   /** Zeros inside one block. */

@@ -9,6 +9,7 @@ import {
   readSync,
   renameSync,
   rmSync,
+  write as writeCallback,
   writeSync,
 } from "node:fs";
 import { promisify } from "node:util";
@@ -29,6 +30,7 @@ import {
 import { readExact } from "./layer.ts";
 
 const fdatasync = promisify(fdatasyncCallback);
+const write = promisify(writeCallback);
 
 /**
  * "process": what was acknowledged survives the end of any process (it is in the page cache). "power": what was
@@ -342,6 +344,11 @@ function makeFile(path: string, content: Buffer, durability: Durability): void {
 export function writeExact(fd: number, b: Buffer, length: number, position: number): void {
   let done = 0;
   while (done < length) done += writeSync(fd, b, done, length - done, position + done);
+}
+
+export async function writeExactAsync(fd: number, b: Buffer, length: number, position: number): Promise<void> {
+  let done = 0;
+  while (done < length) done += (await write(fd, b, done, length - done, position + done)).bytesWritten;
 }
 
 export function readFull(fd: number, b: Buffer, at: number, length: number, position: number): void {

@@ -18,13 +18,20 @@ export class ModelDisk implements AsyncDisposable {
   #generation = 0;
   #stack: Stack = EMPTY_STACK;
   readonly #fds: number[] = [];
+  readonly #slowWriteMs: number | undefined;
 
-  constructor(size: number, durability: Durability = "process", dir = mkdtempSync(join(tmpdir(), "aenv-block-"))) {
+  constructor(
+    size: number,
+    durability: Durability = "process",
+    dir = mkdtempSync(join(tmpdir(), "aenv-block-")),
+    slowWriteMs?: number,
+  ) {
     this.dir = dir;
+    this.#slowWriteMs = slowWriteMs;
     this.size = size;
     this.durability = durability;
     this.model = Buffer.alloc(size);
-    this.disk = new Disk(size, this.#stack, Upper.create(this.#files(), size, durability));
+    this.disk = new Disk(size, this.#stack, Upper.create(this.#files(), size, durability), slowWriteMs);
   }
 
   get layers(): readonly string[] {
@@ -40,6 +47,13 @@ export class ModelDisk implements AsyncDisposable {
     await this.disk.write(offset, data, false);
     this.disk.commit();
     data.copy(this.model, offset);
+  }
+
+  /** All at once; they must not overlap. */
+  async burst(writes: readonly { at: number; data: Buffer }[]): Promise<void> {
+    await Promise.all(writes.map((w) => this.disk.write(w.at, w.data, false)));
+    this.disk.commit();
+    for (const w of writes) w.data.copy(this.model, w.at);
   }
 
   async zero(offset: number, length: number): Promise<void> {
@@ -70,7 +84,12 @@ export class ModelDisk implements AsyncDisposable {
   crash(): void {
     const { upper } = this.disk;
     upper.close();
-    this.disk = new Disk(this.size, this.#stack, Upper.open(this.#files(), this.size, this.durability));
+    this.disk = new Disk(
+      this.size,
+      this.#stack,
+      Upper.open(this.#files(), this.size, this.durability),
+      this.#slowWriteMs,
+    );
   }
 
   async seal(): Promise<void> {

@@ -37,6 +37,8 @@ export interface ConnectionOptions {
   logger: Logger;
   /** Requests that wait for the disk at the same time. Default 256. */
   maxInflight?: number;
+  /** Bytes of reads and writes that wait for the disk. Default 32 MiB: one request of the largest size. */
+  maxInflightBytes?: number;
   /** Reply bytes that wait for the client before we stop reading its requests. Default 4 MiB. */
   maxQueuedBytes?: number;
 }
@@ -58,11 +60,13 @@ export class Connection {
   readonly #decoder = new RequestDecoder();
   readonly #replies: ReplyBuffer;
   readonly #maxInflight: number;
+  readonly #maxInflightBytes: number;
   readonly #maxQueued: number;
   readonly #done = Promise.withResolvers<void>();
   #session: Session | undefined;
   #target: BlockTarget | undefined;
   #inflight = 0;
+  #inflightBytes = 0;
   #paused = false;
   /** No further requests are taken: DISC, end of the stream or shutdown. */
   #draining = false;
@@ -75,6 +79,7 @@ export class Connection {
     this.#handshake = new Handshake(options.exports.map((e) => e.info));
     this.#replies = new ReplyBuffer(options.pool);
     this.#maxInflight = options.maxInflight ?? 256;
+    this.#maxInflightBytes = options.maxInflightBytes ?? MAX_PAYLOAD_BYTES;
     this.#maxQueued = options.maxQueuedBytes ?? 4 * 1024 * 1024;
     socket.on("data", (chunk: Buffer) => this.#onData(chunk));
     socket.on("drain", () => this.#resume());
@@ -142,9 +147,9 @@ export class Connection {
   /** Takes requests until the input is used up or too much is in flight. */
   #serve(): void {
     while (!this.#draining) {
-      if (this.#inflight >= this.#maxInflight || this.#replies.size + this.#socket.writableLength >= this.#maxQueued) {
+      if (this.#full(this.#replies.size)) {
         this.#flush();
-        if (this.#inflight >= this.#maxInflight || this.#socket.writableLength >= this.#maxQueued) {
+        if (this.#full(0)) {
           this.#paused = true;
           this.#socket.pause();
           return;
@@ -158,9 +163,18 @@ export class Connection {
     this.#settle();
   }
 
+  /** As much is in flight, or waits for the client, as may be. */
+  #full(unsent: number): boolean {
+    return (
+      this.#inflight >= this.#maxInflight ||
+      this.#inflightBytes >= this.#maxInflightBytes ||
+      unsent + this.#socket.writableLength >= this.#maxQueued
+    );
+  }
+
   #resume(): void {
     if (!this.#paused || this.#draining) return;
-    if (this.#inflight >= this.#maxInflight || this.#socket.writableLength >= this.#maxQueued) return;
+    if (this.#full(0)) return;
     this.#paused = false;
     try {
       this.#serve();
@@ -212,9 +226,11 @@ export class Connection {
       return this.#answer(r, this.#errno(e, r.type));
     }
     if (!pending) return this.#answer(r, undefined);
-    if (r.type === CMD.WRITE) this.#decoder.detachPayload();
+    const payloadBytes = r.payload?.length ?? 0;
+    if (payloadBytes > 0) this.#decoder.detachPayload();
     const kept = { ...r, payload: undefined };
     this.#track(
+      payloadBytes,
       pending.then(
         () => this.#answer(kept, undefined),
         (e: unknown) => this.#answer(kept, this.#errno(e, kept.type)),
@@ -222,10 +238,12 @@ export class Connection {
     );
   }
 
-  #track(work: Promise<void>): void {
+  #track(bytes: number, work: Promise<void>): void {
     this.#inflight++;
+    this.#inflightBytes += bytes;
     void work.then(() => {
       this.#inflight--;
+      this.#inflightBytes -= bytes;
       this.#scheduleFlush();
     });
   }
@@ -256,6 +274,7 @@ export class Connection {
     const kept = { ...r, payload: undefined };
     const own = this.#options.pool.take(head + kept.length);
     this.#track(
+      kept.length,
       target.read(kept.offset, kept.length, own, head).then(
         () => {
           this.#putReadHead(own, 0, kept);
