@@ -1,8 +1,11 @@
 import assert from "node:assert/strict";
 import { statSync } from "node:fs";
+import { open } from "node:fs/promises";
+import { join } from "node:path";
 import { test } from "node:test";
 import fc from "fast-check";
 import { ModelDisk } from "../test/model.ts";
+import { LayerWriter } from "./layer-writer.ts";
 
 const SIZE = 256 * 1024;
 const SECTORS = SIZE / 512;
@@ -111,6 +114,47 @@ test("what was not committed before a crash is there or not, per block, and ever
         }
       },
     ),
+    { numRuns: 60 },
+  );
+});
+
+test("the place of a zeroed block stays its own after a restart", async () => {
+  await using m = new ModelDisk(SIZE);
+  await m.write(0, Buffer.alloc(8192, 1));
+  await m.trim(4096, 4096);
+  m.crash();
+  await m.write(65536, Buffer.alloc(4096, 2));
+  await m.write(4096, Buffer.alloc(4096, 3));
+  await m.check();
+  m.crash();
+  await m.check();
+});
+
+test("a layer of other software, with extents of single sectors, is read, covered and zeroed right", async () => {
+  const sectors = fc.uniqueArray(fc.nat(SECTORS - 1), { minLength: 1, maxLength: 60 });
+  await fc.assert(
+    fc.asyncProperty(sectors, fc.array(operation, { maxLength: 20 }), async (list, operations) => {
+      await using m = new ModelDisk(SIZE);
+      const path = join(m.dir, "base.lsmt");
+      const content = Buffer.alloc(SIZE);
+      const file = await open(path, "w");
+      const writer = new LayerWriter(file, { virtualSize: SIZE });
+      for (const sector of list.toSorted((a, b) => a - b)) {
+        if (sector % 5 === 0) await writer.zero(sector * 512, 512);
+        else {
+          content.fill(sector | 1, sector * 512, sector * 512 + 512);
+          await writer.data(sector * 512, content.subarray(sector * 512, sector * 512 + 512));
+        }
+      }
+      await writer.finish();
+      await file.close();
+      await m.base(path, content);
+      await m.check();
+      for (const o of operations) await apply(m, o);
+      await m.check();
+      await m.zero(4096, SIZE - 8192);
+      await m.check();
+    }),
     { numRuns: 60 },
   );
 });

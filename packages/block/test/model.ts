@@ -92,6 +92,19 @@ export class ModelDisk implements AsyncDisposable {
     );
   }
 
+  /** Puts a layer made elsewhere beneath; only for a disk that holds nothing yet. */
+  async base(path: string, content: Buffer): Promise<void> {
+    const layer = openLayer(path);
+    this.#fds.push(layer.fd);
+    this.#stack = {
+      map: layer.extents,
+      files: [new FileSource(path, layer.fd, FileSource.warmMap(layer.bytes))],
+    };
+    content.copy(this.model);
+    await this.disk.close();
+    this.disk = new Disk(this.size, this.#stack, Upper.open(this.#files(), this.size, this.durability));
+  }
+
   async seal(): Promise<void> {
     await this.disk.freeze();
     const old = this.disk.upper;
