@@ -51,7 +51,7 @@ export class ModelDisk implements AsyncDisposable {
 
   /** All at once; they must not overlap. */
   async burst(writes: readonly { at: number; data: Buffer }[]): Promise<void> {
-    await Promise.all(writes.map((w) => this.disk.write(w.at, w.data, false)));
+    await Promise.all(writes.map(async (w) => await this.disk.write(w.at, w.data, false)));
     this.disk.commit();
     for (const w of writes) w.data.copy(this.model, w.at);
   }
