@@ -2,6 +2,11 @@ import { monitorEventLoopDelay } from "node:perf_hooks";
 import type { Timing } from "@aenv/contract";
 import { collectDefaultMetrics, Gauge, Histogram, Registry } from "prom-client";
 
+/** The histogram holds the time between ticks of a timer of this period: the delay is what is above it. */
+const RESOLUTION_MS = 10;
+/** Delays are told for the last whole window, so that the start-up is soon forgotten. */
+const WINDOW_MS = 60_000;
+
 /** A number that is read when somebody asks. */
 export interface Reading {
   name: string;
@@ -16,6 +21,8 @@ export class ServerMetrics implements Disposable {
   readonly #registry = new Registry();
   readonly #requests: Histogram;
   readonly #delay: ReturnType<typeof monitorEventLoopDelay>;
+  readonly #window: NodeJS.Timeout;
+  #last: (Timing & { max: number }) | undefined;
 
   constructor(readings: readonly Reading[] = []) {
     collectDefaultMetrics({ register: this.#registry, prefix: "aenv_" });
@@ -27,8 +34,17 @@ export class ServerMetrics implements Disposable {
       registers: [this.#registry],
     });
     for (const r of readings) this.#addReading(r);
-    this.#delay = monitorEventLoopDelay({ resolution: 10 });
+    this.#delay = monitorEventLoopDelay({ resolution: RESOLUTION_MS });
     this.#delay.enable();
+    this.#addReading({
+      name: "aenv_event_loop_delay_max_ms",
+      help: "Longest delay of the event loop in the last whole minute",
+      read: () => this.eventLoopDelay().max,
+    });
+    this.#window = setInterval(() => {
+      this.#last = this.#delays();
+      this.#delay.reset();
+    }, WINDOW_MS).unref();
   }
 
   #addReading({ name, help, label, read }: Reading): void {
@@ -50,10 +66,14 @@ export class ServerMetrics implements Disposable {
     this.#requests.observe({ route, method, status: String(status) }, ms / 1000);
   }
 
-  /** Since the process started. */
-  eventLoopDelay(): Timing {
+  /** Of the last whole minute; in the first minute since the start. */
+  eventLoopDelay(): Timing & { max: number } {
+    return this.#last ?? this.#delays();
+  }
+
+  #delays(): Timing & { max: number } {
     const d = this.#delay;
-    const ms = (ns: number): number => Math.round(ns / 1e4) / 100;
+    const ms = (ns: number): number => Math.max(0, Math.round((ns / 1e6 - RESOLUTION_MS) * 100) / 100);
     return {
       metric: "event_loop_delay",
       unit: "ms",
@@ -61,6 +81,7 @@ export class ServerMetrics implements Disposable {
       p50: ms(d.percentile(50)),
       p95: ms(d.percentile(95)),
       p99: ms(d.percentile(99)),
+      max: ms(d.max),
     };
   }
 
@@ -73,6 +94,7 @@ export class ServerMetrics implements Disposable {
   }
 
   [Symbol.dispose](): void {
+    clearInterval(this.#window);
     this.#delay.disable();
     this.#registry.clear();
   }

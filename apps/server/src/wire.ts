@@ -92,7 +92,7 @@ export function metricOf(m: MetricSample): SandboxMetric {
 
 const asText = (value: unknown): string => (typeof value === "string" ? value : (JSON.stringify(value) ?? ""));
 
-/** The CLI reads `level`, `logger` and `message` out of each line. */
+/** The CLI reads `level`, `logger` and `message` out of each line, and fails where one is missing. */
 export function logsOf(entries: readonly LogEntry[]): SandboxLogs {
   const logEntries: SandboxLogEntry[] = entries.map((e) => ({
     timestamp: iso(e.timestamp),
@@ -102,7 +102,13 @@ export function logsOf(entries: readonly LogEntry[]): SandboxLogs {
   }));
   const logs = logEntries.map((e) => ({
     timestamp: e.timestamp,
-    line: JSON.stringify({ ...e.fields, level: e.level, message: e.message, timestamp: e.timestamp }),
+    line: JSON.stringify({
+      logger: "sandbox",
+      ...e.fields,
+      level: e.level,
+      message: e.message,
+      timestamp: e.timestamp,
+    }),
   }));
   return { logs, logEntries };
 }

@@ -10,6 +10,7 @@ const Timing = z.object({
   p50: z.number(),
   p95: z.number(),
   p99: z.number(),
+  max: z.number().optional(),
 });
 export type Timing = z.infer<typeof Timing>;
 
