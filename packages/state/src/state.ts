@@ -6,6 +6,9 @@ import { ApiKeys, DEFAULT_TEAM, Teams } from "./keys.ts";
 import { Idempotency, Resources, Runs, Sandboxes } from "./sandboxes.ts";
 import { Events, Samples } from "./series.ts";
 
+/** A path for a database that nobody will miss. */
+const IN_MEMORY = ":memory:";
+
 /** Everything that a node remembers: one sqlite file. The kernel, not this, is the truth about what runs. */
 export class State implements Disposable {
   readonly #db: Database;
@@ -40,7 +43,7 @@ export class State implements Disposable {
   static open(path: string, clock: Clock = systemClock): State {
     const db = new Database(path);
     // It holds the seed of the access tokens.
-    chmodSync(path, 0o600);
+    if (path !== IN_MEMORY) chmodSync(path, 0o600);
     const state = new State(db, clock);
     state.teams.ensure(DEFAULT_TEAM);
     return state;
