@@ -10,6 +10,7 @@ const CHECKS: readonly (readonly [name: string, ...argv: string[]])[] = [
   ["boundaries", "node", "tools/src/check-boundaries.ts"],
   ["dead code", "knip", "--no-progress"],
   ["generated", "node", "apps/cli/src/docs.ts", "--check"],
+  ["wire code", "node", "tools/src/generate-guest.ts", "--check"],
 ];
 
 interface Outcome {
