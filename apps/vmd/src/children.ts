@@ -1,7 +1,7 @@
 import { spawn } from "node:child_process";
-import { closeSync, constants, openSync } from "node:fs";
+import { closeSync, constants, openSync, readFileSync } from "node:fs";
 import { AenvError, type RunId } from "@aenv/base";
-import { type Cgroups, type ProcIdentity, procIdentity } from "@aenv/host";
+import type { Cgroups, ProcIdentity } from "@aenv/host";
 import type { ProcExit, SpawnSpec, VmdChild } from "@aenv/vmm";
 import { launchArgv } from "./launch.ts";
 
@@ -57,13 +57,10 @@ export class Children {
         stdio: ["ignore", out, err],
         detached: true,
       });
-      const failed = new Promise<never>((_, reject) => child.once("error", reject));
-      const started = new Promise<void>((resolve) => child.once("spawn", resolve));
-      await Promise.race([started, failed]);
-      const pid = child.pid as number;
-      // A child that ended already is a zombie until the exit event: it has no identity, so it is reported at once.
-      const identity = procIdentity(pid);
-      if (!identity) throw new AenvError("VMM_FAILED", `the process ended at once; see ${spec.logPath}`);
+      const { pid } = child;
+      if (pid === undefined) throw await new Promise<unknown>((resolve) => child.once("error", resolve));
+      // The child is ours to reap and that happens in a later turn: until then its pid has an entry, ended or not.
+      const identity = { pid, startTicks: startTicks(pid) };
       this.#live.set(pid, { run: spec.run, identity });
       child.once("exit", (code, signal) => this.#ended(spec.run, identity, code, signal));
       return identity;
@@ -82,4 +79,10 @@ export class Children {
     if (this.#exits.size > MAX_REMEMBERED_EXITS && oldest !== undefined) this.#exits.delete(oldest);
     for (const fn of this.#listeners) fn(exit);
   }
+}
+
+/** Field 22 of /proc/PID/stat, of a zombie too. */
+function startTicks(pid: number): number {
+  const stat = readFileSync(`/proc/${pid}/stat`, "latin1");
+  return Number(stat.slice(stat.lastIndexOf(")") + 2).split(" ")[19]);
 }

@@ -2,7 +2,7 @@
  * vmd starts VMMs for the node's server and tells how they ended. It is small, so that fork is cheap, and it outlives
  * the server; VMMs outlive it in turn. Usage: node main.ts --socket PATH --log FILE
  */
-import { createWriteStream } from "node:fs";
+import { closeSync, createWriteStream, readdirSync, readFileSync } from "node:fs";
 import { rm } from "node:fs/promises";
 import { connect } from "node:net";
 import { parseArgs } from "node:util";
@@ -13,6 +13,8 @@ import { createVmdServer } from "./server.ts";
 
 /** Exit code when another vmd already serves the socket. */
 const ALREADY_RUNNING = 3;
+/** Of Linux on x86-64 and arm64. */
+const O_CLOEXEC = 0o2000000;
 
 function fileLogger(path: string): Logger {
   const file = createWriteStream(path, { flags: "a", mode: 0o600 });
@@ -33,6 +35,21 @@ function answers(path: string): Promise<boolean> {
   });
 }
 
+/** Descriptors that our starter left open would go on to every VMM; Node's own are all close-on-exec. */
+function closeInherited(): void {
+  for (const name of readdirSync("/proc/self/fd")) {
+    const fd = Number(name);
+    if (fd <= 2) continue;
+    try {
+      const flags = /^flags:\s*(\d+)$/m.exec(readFileSync(`/proc/self/fdinfo/${fd}`, "latin1"))?.[1] ?? "0";
+      if ((Number.parseInt(flags, 8) & O_CLOEXEC) === 0) closeSync(fd);
+    } catch {
+      // The descriptor of the listing itself is closed by now.
+    }
+  }
+}
+
+closeInherited();
 const { values } = parseArgs({ options: { socket: { type: "string" }, log: { type: "string" } } });
 const { socket, log } = values;
 if (socket === undefined || log === undefined) {

@@ -8,6 +8,12 @@ import type { Children } from "./children.ts";
 /** Bytes a client may leave unread before it is dropped. */
 const MAX_UNREAD_BYTES = 8 * 1024 * 1024;
 
+function isRequest(line: unknown): line is VmdRequest {
+  if (typeof line !== "object" || line === null) return false;
+  const { id, op } = line as { id?: unknown; op?: unknown };
+  return Number.isSafeInteger(id) && typeof op === "string";
+}
+
 /** Serves JSON lines to the node's server process; the socket's mode keeps everybody else out. */
 export function createVmdServer(children: Children, logger: Logger): Server {
   const epoch = randomBytes(8).toString("hex");
@@ -63,7 +69,10 @@ export function createVmdServer(children: Children, logger: Logger): Server {
     };
     socket.on("data", (chunk) => {
       try {
-        for (const request of lines.push(chunk)) void serve(request as VmdRequest);
+        for (const line of lines.push(chunk)) {
+          if (!isRequest(line)) throw new AenvError("INVALID_ARGUMENT", "not a request");
+          void serve(line);
+        }
       } catch {
         socket.destroy();
       }

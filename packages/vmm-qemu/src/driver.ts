@@ -43,8 +43,8 @@ export interface QemuDriverOptions {
 const START_DEADLINE_MS = 20_000;
 const CONNECT_POLL_MS = 3;
 const ADOPT_DEADLINE_MS = 10_000;
-/** How long an exit that happened while the server was away may take to be reported by the spawner. */
-const LATE_EXIT_MS = 500;
+/** How long an exit may take to be reported by the spawner. */
+const LATE_EXIT_MS = 1_000;
 const ROTATE_PERIOD_MS = 5_000;
 const MAX_RUN_DIR_BYTES = 80;
 /** Exits of processes that no Vm of this driver claimed: those that ended while the server was away. */
@@ -201,7 +201,8 @@ export class QemuDriver implements VmmDriver {
         await qmp.execute("migrate-set-capabilities", { capabilities: [{ capability: "events", state: true }] }, until);
       return vm;
     } catch (e) {
-      const early = await settled(vm.exited);
+      // QEMU listens before it has read everything it was given: one that fails on that hangs up, and then ends.
+      const early = signal.aborted ? undefined : await Promise.race([vm.exited, sleep(LATE_EXIT_MS)]);
       await vm.kill();
       if (!early) throw AenvError.from(e, `start VM ${spec.run}`);
       const log = (await tailOf(facts.vmmLog, 2000)).trim();
@@ -335,10 +336,6 @@ export class QemuDriver implements VmmDriver {
         this.#logger.warn({ run: vm.handle.run, error: String(e) }, "the console log could not be moved"),
       );
   }
-}
-
-async function settled<T>(promise: Promise<T>): Promise<T | undefined> {
-  return await Promise.race([promise, Promise.resolve(undefined)]);
 }
 
 function untilAborted<T>(promise: Promise<T>, signal: AbortSignal): Promise<T> {

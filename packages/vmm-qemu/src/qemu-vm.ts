@@ -222,9 +222,11 @@ export class QemuVm implements Vm {
   }
 
   async #watchEnd(): Promise<void> {
+    const since = performance.now();
     let warned = false;
     while (this.#state === "live" && isAlive(this.identity)) {
-      if (!warned && !this.#killed) {
+      // One that ends hangs up a moment before.
+      if (!warned && !this.#killed && performance.now() - since > EXIT_REPORT_MS) {
         warned = true;
         this.#deps.logger.warn({ run: this.handle.run, pid: this.identity.pid }, "the QMP connection was lost");
       }
