@@ -389,8 +389,14 @@ export class Network {
 
   async #rebuild(dirty: readonly Entry[], fresh: readonly Entry[]): Promise<{ made: Set<number>; failure?: unknown }> {
     try {
-      const gone = dirty.length > 0 ? await this.#remove(dirty) : new Set<number>();
-      return { made: await this.#make([...dirty.filter((e) => gone.has(e.plan.index)), ...fresh]) };
+      const remove = dirty.length > 0 ? this.#removeScript(dirty) : "";
+      const node = { dns: this.#options.dns, deny: this.#deny };
+      const rules = (plan: SlotPlan): string => slotRules(this.#instance.id, plan, node, this.#limits, OPEN_POLICY);
+      const make = makeScript(
+        [...dirty, ...fresh].map((e) => e.plan),
+        rules,
+      );
+      return { made: await this.#run(`${remove}\n${make}`, "ok") };
     } catch (failure) {
       return { made: new Set(), failure };
     }
@@ -410,35 +416,29 @@ export class Network {
     for (const w of this.#waiters.splice(0)) w.reject(error);
   }
 
-  async #make(entries: readonly Entry[]): Promise<Set<number>> {
-    if (entries.length === 0) return new Set();
-    const node = { dns: this.#options.dns, deny: this.#deny };
-    const rules = (plan: SlotPlan): string => slotRules(this.#instance.id, plan, node, this.#limits, OPEN_POLICY);
-    const plans = entries.map((e) => e.plan);
-    return answers("ok", await host.runScript(this.#instance.id, makeScript(plans, rules)), this.#logger);
+  #removeScript(entries: readonly Entry[]): string {
+    return removeScript(
+      this.#instance.id,
+      entries.map((e) => e.plan),
+    );
   }
 
   async #remove(entries: readonly Entry[]): Promise<Set<number>> {
-    const plans = entries.map((e) => e.plan);
-    return answers(
-      "gone",
-      await host.runScript(this.#instance.id, removeScript(this.#instance.id, plans)),
-      this.#logger,
-    );
+    return await this.#run(this.#removeScript(entries), "gone");
   }
-}
 
-/** Indexes of the lines `<word> INDEX`; any other line is an error message. */
-function answers(word: string, output: string, logger: Logger): Set<number> {
-  const found = new Set<number>();
-  const other: string[] = [];
-  for (const line of output.split("\n")) {
-    const m = /^([a-z]+) (\d+)$/.exec(line);
-    if (m?.[1] === word) found.add(Number(m[2]));
-    else if (line.trim() !== "") other.push(line);
+  /** Indexes of the script's lines `<word> INDEX`. */
+  async #run(script: string, word: "ok" | "gone"): Promise<Set<number>> {
+    const found = new Set<number>();
+    const other: string[] = [];
+    for (const line of (await host.runScript(this.#instance.id, script)).split("\n")) {
+      const m = /^(ok|gone) (\d+)$/.exec(line);
+      if (m?.[1] === word) found.add(Number(m[2]));
+      else if (!m && line.trim() !== "") other.push(line);
+    }
+    if (other.length > 0) this.#logger.warn({ output: other.slice(0, 20) }, "a network script complained");
+    return found;
   }
-  if (other.length > 0) logger.warn({ output: other.slice(0, 20) }, "a network script complained");
-  return found;
 }
 
 /** Resolves or rejects with the work, or rejects as soon as the signal aborts; the work goes on. */

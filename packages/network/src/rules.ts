@@ -52,8 +52,10 @@ const sets = (n: Pick<NodeRules, "dns" | "deny">): string => `  set dns {
     flags interval${elements(mergeCidrs([...ALWAYS_DENIED, ...n.deny]).map(formatCidr))}
   }`;
 
+const newTable = (family: string, name: string, body: string): string => `table ${family} ${name} {\n${body}\n}\n`;
+
 const replaceTable = (family: string, name: string, body: string): string =>
-  `table ${family} ${name}\ndelete table ${family} ${name}\ntable ${family} ${name} {\n${body}\n}\n`;
+  `table ${family} ${name}\ndelete table ${family} ${name}\n${newTable(family, name, body)}`;
 
 /**
  * The node's own table in the root netns, for `nft -f`; replaces the one before it in one transaction. It names no
@@ -134,7 +136,7 @@ export function uplinkRules(instance: string, uplinks: readonly string[]): strin
   return `flush set ${set}\n${list === "" ? "" : `add element ${set} { ${list} }\n`}`;
 }
 
-/** The tables inside a slot's netns, for `nft -f` there. */
+/** The tables inside a slot's netns, for `nft -f` there; the netns is new. */
 export function slotRules(
   instance: string,
   slot: SlotPlan,
@@ -143,7 +145,7 @@ export function slotRules(
   policy: EgressPolicy,
 ): string {
   const name = tableName(instance);
-  const tap = replaceTable(
+  const tap = newTable(
     "netdev",
     name,
     `  chain from_tap {
@@ -154,7 +156,7 @@ export function slotRules(
     counter drop
   }`,
   );
-  const inet = replaceTable(
+  const inet = newTable(
     "inet",
     name,
     `${sets(node)}

@@ -21,6 +21,8 @@ export function ipMake(slots: readonly SlotPlan[]): string {
       `link set ${s.veth} addrgenmode none`,
       `addr add ${s.hostSide}/31 dev ${s.veth}`,
       `neigh replace ${s.hostIp} lladdr ${UP_MAC} dev ${s.veth} nud permanent`,
+      // Without effect until the other end is up, which comes last.
+      `link set ${s.veth} up`,
     ])
     .join("\n");
 }
@@ -85,8 +87,7 @@ const quietly = (command: string): string => `${command} >/dev/null 2>&1 || :`;
 export function makeScript(slots: readonly SlotPlan[], rules: (slot: SlotPlan) => string): string {
   const out = ["set -e", heredoc("ip -batch -", "HOST", ipMake(slots))];
   for (const s of slots) out.push(sysctlsOutside(s.veth));
-  const up = slots.map((s) => `link set ${s.veth} up`).join("\n");
-  out.push(heredoc("ip -batch -", "HOST", up), "set +e");
+  out.push("set +e");
   slots.forEach((s, i) => {
     const inside = [
       "set -e",

@@ -5,11 +5,13 @@ link add avab12-3 address 02:fc:00:00:00:02 type veth peer name up0 address 02:f
 link set avab12-3 addrgenmode none
 addr add 10.134.224.6/31 dev avab12-3
 neigh replace 10.134.224.7 lladdr 02:fc:00:00:00:03 dev avab12-3 nud permanent
+link set avab12-3 up
 netns add aenv-ab12-4
 link add avab12-4 address 02:fc:00:00:00:02 type veth peer name up0 address 02:fc:00:00:00:03 netns aenv-ab12-4
 link set avab12-4 addrgenmode none
 addr add 10.134.224.8/31 dev avab12-4
 neigh replace 10.134.224.9 lladdr 02:fc:00:00:00:03 dev avab12-4 nud permanent
+link set avab12-4 up
 HOST
 
 echo 1 > /proc/sys/net/ipv4/conf/avab12-3/forwarding
@@ -26,11 +28,6 @@ echo 0 > /proc/sys/net/ipv4/conf/avab12-4/send_redirects
 echo 1 > /proc/sys/net/ipv4/conf/avab12-4/arp_ignore
 echo 0 > /proc/sys/net/ipv4/conf/avab12-4/proxy_arp
 [ ! -e /proc/sys/net/ipv6/conf/avab12-4 ] || echo 1 > /proc/sys/net/ipv6/conf/avab12-4/disable_ipv6
-ip -batch - <<'HOST'
-link set avab12-3 up
-link set avab12-4 up
-HOST
-
 set +e
 nsenter --net=/run/netns/aenv-ab12-3 sh -s <<'SLOT' &
 set -e
