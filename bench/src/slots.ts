@@ -12,14 +12,15 @@ async function timed(fn: () => Promise<unknown>): Promise<number> {
   return performance.now() - started;
 }
 
-export async function run({ brief, signal, log }: BenchOptions): Promise<BenchOutcome> {
+export async function run(options: BenchOptions): Promise<BenchOutcome> {
+  const { brief, signal } = options;
   const made: number[] = [];
   const taken: number[] = [];
   const reset: number[] = [];
   const policy: number[] = [];
   const batchReset: number[] = [];
   for (let round = 0; round < (brief ? 1 : 5); round++) {
-    log(`round ${round + 1}`);
+    options.log(`round ${round + 1}`);
     const network = await Network.open({
       instance: randomBytes(2).toString("hex"),
       limit: BATCH,
