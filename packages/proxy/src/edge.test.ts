@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
-import { request } from "node:http";
+import { type IncomingMessage, request } from "node:http";
 import { test } from "node:test";
-import { bodyOf, event, fixture, httpGuest, ID } from "./testing.ts";
+import { bodyOf, event, fixture, httpGuest, ID, RawClient } from "./testing.ts";
 
 const LIMIT = { timeout: 20_000 };
 
@@ -88,4 +88,20 @@ test("a stream of an ended run breaks at the client instead of ending, and new r
   const after = await get(f.origin, headers);
   assert.equal(after.status, 502);
   assert.equal(((await after.json()) as { message: string }).message, "The sandbox was not found");
+});
+
+test("a body for the API must come in time, one for a sandbox may take as long as it wants", LIMIT, async (t) => {
+  const given = event<unknown>();
+  const api = (req: IncomingMessage): void => {
+    bodyOf(req).then(() => given.fire("whole"), given.fire);
+  };
+  const f = await fixture(t, { api, apiBodyMs: 20 });
+  const guest = await httpGuest(t, async (req, res) => void res.end(await bodyOf(req)));
+  const slow = new RawClient(f.port, `POST / HTTP/1.1\r\nHost: ${f.host(guest.port)}\r\nContent-Length: 4\r\n\r\nab`);
+  const api1 = new RawClient(f.port, "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n\r\nab");
+  assert.ok((await given.promise) instanceof Error);
+  await api1.closed;
+  slow.socket.write("cd");
+  await slow.until("abcd");
+  slow.socket.destroy();
 });

@@ -6,10 +6,13 @@ export interface FrontOptions {
   edge: Edge;
   /** Everything that is not for a sandbox. */
   api: RequestListener;
+  /** A request body for the API must have arrived within this (default 60 s); bodies for sandboxes have no limit of time. */
+  apiBodyMs?: number;
 }
 
 /** A client must send its request head within this; bodies and responses have no limit of time. */
 const HEADERS_TIMEOUT_MS = 30_000;
+const API_BODY_MS = 60_000;
 /** Above what clients keep idle connections for (undici 4 s, nginx 60 s): they close first, so no request meets a close. */
 const CLIENT_IDLE_MS = 75_000;
 const MAX_HEADER_BYTES = 64 * 1024;
@@ -25,8 +28,18 @@ function wantsTunnel(req: IncomingMessage): boolean {
     .some((p) => p.trim() === "h2c");
 }
 
+/** node's own requestTimeout counts for every request of a server, so it is off and the API has this instead. */
+function limitBody(req: IncomingMessage, ms: number): void {
+  if (req.headers["transfer-encoding"] === undefined && (req.headers["content-length"] ?? "0") === "0") return;
+  const timer = setTimeout(() => {
+    if (!req.complete) req.destroy();
+  }, ms);
+  timer.unref();
+  req.once("close", () => clearTimeout(timer));
+}
+
 /** The node's public HTTP server: sandbox traffic to the edge, the rest to the API. */
-export function createFrontServer({ edge, api }: FrontOptions): Server {
+export function createFrontServer({ edge, api, apiBodyMs = API_BODY_MS }: FrontOptions): Server {
   const server = createServer({
     maxHeaderSize: MAX_HEADER_BYTES,
     headersTimeout: HEADERS_TIMEOUT_MS,
@@ -40,10 +53,15 @@ export function createFrontServer({ edge, api }: FrontOptions): Server {
     shouldUpgradeCallback: (req: IncomingMessage) => wantsTunnel(req) && edge.handlesRequest(req),
   });
   server.timeout = 0;
-  server.on("request", (req, res) => (edge.handlesRequest(req) ? edge.request(req, res) : api(req, res)));
+  server.on("request", (req, res) => {
+    if (edge.handlesRequest(req)) return edge.request(req, res);
+    limitBody(req, apiBodyMs);
+    api(req, res);
+  });
   server.on("checkContinue", (req: IncomingMessage, res) => {
     if (edge.handlesRequest(req)) return edge.request(req, res, true);
     res.writeContinue();
+    limitBody(req, apiBodyMs);
     api(req, res);
   });
   server.on("upgrade", (req: IncomingMessage, socket, head: Buffer) => edge.upgrade(req, socket as Socket, head));

@@ -82,7 +82,12 @@ export interface Fixture {
 
 export async function fixture(
   t: TestContext,
-  options: { limits?: Partial<EdgeLimits>; edge?: Partial<EdgeOptions>; api?: RequestListener } = {},
+  options: {
+    limits?: Partial<EdgeLimits>;
+    edge?: Partial<EdgeOptions>;
+    api?: RequestListener;
+    apiBodyMs?: number;
+  } = {},
 ): Promise<Fixture> {
   let target: (id: string, port: number) => Target | EdgeError | Promise<Target | EdgeError> = (id, port) =>
     id === ID ? { run: "r1", host: "127.0.0.1", port } : { error: "not_found" };
@@ -93,7 +98,11 @@ export async function fixture(
     limits: { drainMs: 0, ...options.limits },
     ...options.edge,
   });
-  const server = createFrontServer({ edge, api: options.api ?? ((_req, res) => void res.end("api")) });
+  const server = createFrontServer({
+    edge,
+    api: options.api ?? ((_req, res) => void res.end("api")),
+    ...(options.apiBodyMs === undefined ? {} : { apiBodyMs: options.apiBodyMs }),
+  });
   track(t, server);
   const port = await listen(server);
   t.after(() => edge.close());
