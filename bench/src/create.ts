@@ -6,7 +6,7 @@ import { AenvError } from "@aenv/base";
 import type { Sandbox } from "@aenv/client";
 import { RunningNode } from "./lib/node.ts";
 import { Podman } from "./lib/podman.ts";
-import { type BenchOptions, type BenchOutcome, ratio, series } from "./lib/series.ts";
+import { type BenchOptions, type BenchOutcome, ratio, type Series, series, single } from "./lib/series.ts";
 
 const COMMAND = ["/bin/echo", "hello"] as const;
 
@@ -20,6 +20,19 @@ async function firstOutput(node: RunningNode, sandbox: Sandbox, signal: AbortSig
     throw new AenvError("GUEST_FAILED", "the command ended without output");
   } finally {
     guest.close();
+  }
+}
+
+/** The server's resident memory while so many sandboxes do nothing. */
+async function withIdle(node: RunningNode, count: number, signal: AbortSignal): Promise<Series> {
+  const made: Sandbox[] = [];
+  try {
+    while (made.length < count) made.push(await node.create(signal));
+    await node.poolFull(signal);
+    const { residentBytes } = await node.client.node(signal);
+    return single(`server memory with ${count} idle sandboxes`, "MiB", residentBytes / 2 ** 20);
+  } finally {
+    for (const { sandboxID } of made) await node.client.kill(sandboxID, AbortSignal.timeout(30_000));
   }
 }
 
@@ -58,6 +71,7 @@ export async function run(o: BenchOptions): Promise<BenchOutcome> {
       `${round + 1}/${rounds}: created in ${(created - started).toFixed(0)} ms, first output after ${seen.output.at(-1)?.toFixed(0)} ms; podman run ${container.firstOutputMs.toFixed(0)} ms`,
     );
   }
+  const idle = await withIdle(node, o.brief ? 3 : 20, signal);
   const output = series("create to first output of a command", "ms", seen.output);
   const container = series("podman run to first output", "ms", seen.podman);
   const { timings } = await node.client.node(signal);
@@ -69,6 +83,7 @@ export async function run(o: BenchOptions): Promise<BenchOutcome> {
       container,
       series("podman run to its end", "ms", seen.podmanEnd),
       ratio("create to first output / podman run to first output (less is better)", output, container),
+      idle,
       ...timings.filter((t) => t.metric.startsWith("create")).map((t) => ({ ...t, metric: `node: ${t.metric}` })),
     ],
     conditions: {
