@@ -64,7 +64,7 @@ function cliDocs(): string {
           "`--api-url`",
           "`AENV_API_URL`, `E2B_API_URL`",
           "`apiUrl`",
-          "the port in `$AENV_HOME/config.json`, else `http://localhost:8000`",
+          "where the node of `$AENV_HOME` listens, else `http://127.0.0.1:8000`",
         ],
         ["edge", "`--sandbox-url`", "`AENV_SANDBOX_URL`, `E2B_SANDBOX_URL`", "`sandboxUrl`", "the API's URL"],
         [

@@ -22,7 +22,7 @@ export interface Setting {
 
 export type Settings = Record<"apiUrl" | "sandboxUrl", Setting> & { apiKey: Setting | undefined };
 
-const DEFAULT_URL = "http://localhost:8000";
+const DEFAULT_URL = "http://127.0.0.1:8000";
 const VARIABLES: Record<Key, readonly string[]> = {
   apiUrl: ["AENV_API_URL", "E2B_API_URL"],
   sandboxUrl: ["AENV_SANDBOX_URL", "E2B_SANDBOX_URL"],
@@ -62,14 +62,20 @@ interface Source {
   values: Partial<Record<Key, string>>;
 }
 
-/** The node's own first key, readable by whoever owns the node's data. */
+/** The node on this machine: where it listens, and its own first key where this user may read it. */
 function readLocal(env: Env): Source {
   const home = aenvHome({ ...env });
-  const auth = readSource(join(home, "auth.json"));
-  const port = readJson(join(home, "config.json"))?.["port"];
-  if (auth.values.apiUrl === undefined && typeof port === "number" && port > 0)
-    auth.values.apiUrl = `http://localhost:${port}`;
-  return auth;
+  const local = readSource(join(home, "auth.json"));
+  const config = readJson(join(home, "config.json"));
+  const port = readJson(join(home, "server.json"))?.["port"] ?? config?.["port"];
+  const listen = config?.["listen"];
+  const everywhere = typeof listen !== "string" || listen === "0.0.0.0" || listen === "::";
+  const host = everywhere ? "127.0.0.1" : listen.includes(":") ? `[${listen}]` : listen;
+  if (typeof port === "number" && port > 0) {
+    local.values.apiUrl ??= `http://${host}:${port}`;
+    local.path = home;
+  }
+  return local;
 }
 
 function readSource(path: string): Source {

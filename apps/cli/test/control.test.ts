@@ -168,6 +168,19 @@ describe("sandboxes", () => {
     assert.equal(await source([], { AENV_API_KEY: "" }), "saved");
   });
 
+  test("on the node itself its port and key are found without any setting", async () => {
+    using fresh = new Cli({});
+    const home = join(fresh.home.path, "node");
+    mkdirSync(home);
+    writeFileSync(join(home, "auth.json"), JSON.stringify({ apiKey: api.apiKey }));
+    writeFileSync(
+      join(home, "config.json"),
+      JSON.stringify({ port: Number(new URL(api.apiUrl).port), listen: "0.0.0.0" }),
+    );
+    await fresh.ok(["list"]);
+    assert.match(await fresh.ok(["env"]), new RegExp(`E2B_API_URL=${api.apiUrl}\n`));
+  });
+
   test("a damaged settings file is named", async () => {
     using fresh = new Cli({});
     mkdirSync(join(fresh.home.path, ".config/aenv"), { recursive: true });

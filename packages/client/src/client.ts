@@ -56,6 +56,7 @@ interface Call<I extends RouteId> {
 /** The control API of one node. Close it (or `using`) when done: it holds keep-alive connections. */
 export class AenvClient implements Disposable {
   readonly #http: HttpClient;
+  readonly apiUrl: string;
 
   constructor(options: ClientOptions) {
     this.#http = new HttpClient(
@@ -66,6 +67,7 @@ export class AenvClient implements Disposable {
       },
       options.timeoutMs ?? DEFAULT_TIMEOUT_MS,
     );
+    this.apiUrl = this.#http.base;
   }
 
   /** Creates once, however often the request has to be sent. */
