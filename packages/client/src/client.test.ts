@@ -142,7 +142,7 @@ test("any label filter arrives at the server as it was meant", async () => {
         // oxlint-disable-next-line no-unused-vars -- the list is read for its request
         for await (const _ of n.client.list({ metadata: labels }));
         const query = new URL(`http://x${n.seen.at(-1)?.split(" ")[1]}`).searchParams.get("metadata") ?? "";
-        assert.deepEqual([...parseMetadataFilter(query)].toSorted(), Object.entries(labels).toSorted());
+        assert.deepEqual(parseMetadataFilter(query), new Map(Object.entries(labels)));
       },
     ),
     { numRuns: 60 },
