@@ -81,7 +81,7 @@ export function engineConfig(given: EngineConfigInput): EngineConfig {
       watermarks: { hot: { low: 1, high: 4 }, prepared: { low: 1, high: 2 } },
       perTemplate: { base: { hot: { low: 2, high: 8 }, prepared: { low: 1, high: 4 } } },
       memoryBudgetBytes: bytes(Math.floor(Math.min(totalmem() / 4, 4 * GIB))),
-      hotCostBytes: bytes(120 * 1024 ** 2),
+      hotCostBytes: bytes(100 * 1024 ** 2),
       preparedCostBytes: bytes(30 * 1024 ** 2),
       refillConcurrency: Math.max(1, Math.floor(cores / 2)),
       idleMs: 10 * 60_000,
