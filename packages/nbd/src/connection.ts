@@ -1,6 +1,7 @@
 import type { Socket } from "node:net";
 import { type Logger, messageOf } from "@aenv/base";
 import { type BufferPool, ReplyBuffer } from "./buffers.ts";
+import { directSocket } from "./direct-socket.ts";
 import { ALLOCATION_CONTEXT_ID, type ExportInfo, greeting, Handshake, type Session } from "./handshake.ts";
 import {
   CHUNK,
@@ -43,6 +44,8 @@ export interface ConnectionOptions {
   maxQueuedBytes?: number;
 }
 
+/** Holds a batch of 4 KiB writes at depth 32; pages of it that no request reaches are never touched. */
+const INPUT_BYTES = 256 * 1024;
 /** The protocol wants fewer than 2^32 bytes; more extents than this help nobody. */
 const MAX_STATUS_EXTENTS = 512;
 /** A read this short is answered as data even where it is a hole: looking costs more than sending. */
@@ -63,6 +66,9 @@ export class Connection {
   readonly #maxInflightBytes: number;
   readonly #maxQueued: number;
   readonly #done = Promise.withResolvers<void>();
+  #input: Buffer | undefined;
+  /** The memory that `#space` gave last, when it is a payload's. */
+  #direct: Uint8Array | undefined;
   #session: Session | undefined;
   #target: BlockTarget | undefined;
   #inflight = 0;
@@ -73,7 +79,12 @@ export class Connection {
   #flushScheduled = false;
   #closed = false;
 
-  constructor(socket: Socket, options: ConnectionOptions) {
+  /** `accepted` comes from a server with `pauseOnConnect`. */
+  constructor(accepted: Socket, options: ConnectionOptions) {
+    const socket = directSocket(accepted, {
+      space: () => this.#space(),
+      filled: (bytes, buffer) => this.#onRead(bytes, buffer),
+    });
     this.#socket = socket;
     this.#options = options;
     this.#handshake = new Handshake(options.exports.map((e) => e.info));
@@ -81,7 +92,6 @@ export class Connection {
     this.#maxInflight = options.maxInflight ?? 256;
     this.#maxInflightBytes = options.maxInflightBytes ?? MAX_PAYLOAD_BYTES;
     this.#maxQueued = options.maxQueuedBytes ?? 4 * 1024 * 1024;
-    socket.on("data", (chunk: Buffer) => this.#onData(chunk));
     socket.on("drain", () => this.#resume());
     socket.on("end", () => this.drain());
     socket.on("error", (e) => options.logger.debug({ error: messageOf(e) }, "NBD client connection broke"));
@@ -112,12 +122,27 @@ export class Connection {
     this.#socket.destroy();
   }
 
-  #onData(chunk: Buffer): void {
+  /** Where the next bytes go: straight into the payload that is coming, else into the connection's own buffer. */
+  #space(): Uint8Array {
+    this.#direct = this.#decoder.payloadSpace();
+    if (this.#direct) return this.#direct;
+    this.#input ??= Buffer.allocUnsafeSlow(INPUT_BYTES);
+    return this.#input;
+  }
+
+  #onRead(bytes: number, buffer: Uint8Array): void {
+    if (this.#closed || this.#draining) return;
     try {
-      if (this.#session) this.#decoder.push(chunk);
-      else {
-        this.#handshake.push(chunk);
-        if (!this.#negotiate()) return;
+      if (buffer === this.#direct) {
+        this.#direct = undefined;
+        this.#decoder.payloadFilled(bytes);
+      } else {
+        const chunk = Buffer.from(buffer.buffer, buffer.byteOffset, bytes);
+        if (this.#session) this.#decoder.push(chunk);
+        else {
+          this.#handshake.push(chunk);
+          if (!this.#negotiate()) return;
+        }
       }
       this.#serve();
     } catch (e) {
@@ -151,6 +176,7 @@ export class Connection {
         this.#flush();
         if (this.#full(0)) {
           this.#paused = true;
+          this.#decoder.keepRest();
           this.#socket.pause();
           return;
         }
@@ -227,7 +253,11 @@ export class Connection {
     }
     if (!pending) return this.#answer(r, undefined);
     const payloadBytes = r.payload?.length ?? 0;
-    if (payloadBytes > 0) this.#decoder.detachPayload();
+    if (payloadBytes > 0) {
+      // The payload may be in either: both get other memory.
+      this.#decoder.detachPayload();
+      this.#input = undefined;
+    }
     const kept = { ...r, payload: undefined };
     this.#track(
       payloadBytes,

@@ -85,8 +85,9 @@ export class Handshake {
     this.#exports = exports;
   }
 
+  /** Keeps no reference to the chunk. */
   push(chunk: Buffer): void {
-    this.#buffer = this.#buffer.length === 0 ? chunk : Buffer.concat([this.#buffer, chunk]);
+    this.#buffer = Buffer.concat([this.#buffer, chunk]);
   }
 
   rest(): Buffer {

@@ -19,6 +19,8 @@ export class ProtocolError extends Error {
   override readonly name = "ProtocolError";
 }
 
+/** Below this the general buffer serves: it may bring the next requests as well. */
+const MIN_DIRECT_BYTES = 32 * 1024;
 const EMPTY = Buffer.alloc(0);
 
 /**
@@ -47,6 +49,8 @@ export class RequestDecoder {
   #missing = 0;
   #skipping = false;
   #assembly: Buffer = EMPTY;
+  /** `payloadFilled` brought the last byte. */
+  #complete = false;
 
   /** True when every byte pushed so far belongs to a request that was returned. */
   get idle(): boolean {
@@ -59,12 +63,35 @@ export class RequestDecoder {
     this.#at = 0;
   }
 
+  /** The chunk's memory will be used again: what is left of it is copied. */
+  keepRest(): void {
+    this.#chunk = Buffer.from(this.#chunk.subarray(this.#at));
+    this.#at = 0;
+  }
+
+  /** Where the next bytes of a payload belong: reading them there saves a copy. Undefined when few are missing. */
+  payloadSpace(): Buffer | undefined {
+    if (this.#skipping || this.#missing < MIN_DIRECT_BYTES || this.#at !== this.#chunk.length) return undefined;
+    const { length } = this.#request;
+    return this.#assembly.subarray(length - this.#missing, length);
+  }
+
+  /** So many bytes were put into `payloadSpace`. Call `next` as after a push. */
+  payloadFilled(bytes: number): void {
+    this.#missing -= bytes;
+    this.#complete = this.#missing === 0;
+  }
+
   /** The payload of the last WRITE is in use beyond the next call: the next one gets other memory. */
   detachPayload(): void {
     this.#assembly = EMPTY;
   }
 
   next(): Request | undefined {
+    if (this.#complete) {
+      this.#complete = false;
+      return this.#withPayload();
+    }
     if (this.#missing > 0) return this.#continuePayload();
     const left = this.#chunk.length - this.#at;
     if (this.#headerFill === 0 && left >= REQUEST_BYTES) {
@@ -118,7 +145,11 @@ export class RequestDecoder {
     }
     this.#at += take;
     this.#missing -= take;
-    if (this.#missing > 0) return undefined;
+    return this.#missing > 0 ? undefined : this.#withPayload();
+  }
+
+  #withPayload(): Request {
+    const request = this.#request;
     if (!this.#skipping) request.payload = this.#assembly.subarray(0, request.length);
     return request;
   }

@@ -26,7 +26,7 @@ export class NbdServer {
   constructor(options: NbdServerOptions) {
     this.#options = options;
     this.#pool = options.pool ?? new BufferPool();
-    this.#server = createServer({ allowHalfOpen: true }, (socket) => {
+    this.#server = createServer({ allowHalfOpen: true, pauseOnConnect: true }, (socket) => {
       const { exports, logger, maxInflight, maxQueuedBytes } = this.#options;
       const connection = new Connection(socket, {
         exports,
