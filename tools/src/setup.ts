@@ -1,8 +1,8 @@
 /** The steps from a clone to a running node with its first template; `npm run up` and the tests share them. */
-import { mkdir, readFile } from "node:fs/promises";
+import { mkdir } from "node:fs/promises";
 import { join } from "node:path";
 import { AenvError, sleep } from "@aenv/base";
-import { ensureNodeConfig, run } from "@aenv/host";
+import { ensureNodeConfig, guestResolvers, run } from "@aenv/host";
 import { ensureBaseDisk, ensureKernel, type Kernel, writeBaseManifest } from "@aenv/images";
 import { buildGuest } from "./build-guest.ts";
 import { RUNTIME } from "./debian-packages.ts";
@@ -18,17 +18,6 @@ export interface SetupOptions {
 }
 
 const GUEST_ADDRESS = { address: "169.254.0.21/30", gateway: "169.254.0.22", root: "/dev/vda" };
-/** Used when the host's own resolvers are on its loopback, where no guest reaches them. */
-const FALLBACK_DNS = ["1.1.1.1", "8.8.8.8"];
-
-/** The host's resolvers that a guest could reach, else public ones. */
-async function resolvers(): Promise<string[]> {
-  const text = await readFile("/etc/resolv.conf", "utf8").catch(() => "");
-  const found = [...text.matchAll(/^nameserver\s+(\d+\.\d+\.\d+\.\d+)\s*$/gm)].map((m) => m[1] ?? "");
-  const usable = found.filter((ip) => !ip.startsWith("127.") && !ip.startsWith("169.254."));
-  return usable.length > 0 ? usable : FALLBACK_DNS;
-}
-
 async function hasGo(): Promise<boolean> {
   return run("go", ["version"], {
     env: { PATH: process.env["PATH"] ?? "", HOME: process.env["HOME"] ?? "/root" },
@@ -90,7 +79,7 @@ export function setupSteps(o: SetupOptions, signal: AbortSignal): Step[] {
         if (!kernel) throw new AenvError("INTERNAL", "the kernel step did not run");
         const config = await ensureNodeConfig(o.home, { port: o.port });
         await mkdir(join(o.home, "log"), { recursive: true });
-        const guest = { ...GUEST_ADDRESS, dns: await resolvers() };
+        const guest = { ...GUEST_ADDRESS, dns: await guestResolvers() };
         await writeBaseManifest({ home: o.home, kernel, guestBinary, disk, guest });
         return `${o.home}, instance ${config.instance}`;
       },
