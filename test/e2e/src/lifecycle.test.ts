@@ -157,3 +157,14 @@ test("two sandboxes of one template share nothing that must differ", LIMIT, asyn
   const clock = await a.commands.run("date +%s");
   assert.ok(Math.abs(Number(clock.stdout) - Date.now() / 1000) < 5);
 });
+
+test("a guest's clock is its counter, and an idle guest takes few timer interrupts", LIMIT, async (t) => {
+  const sandbox = await sandboxFor(t);
+  const source = await sandbox.commands.run("cat /sys/devices/system/clocksource/clocksource0/current_clocksource");
+  assert.match(source.stdout, /^(tsc|kvm-clock)\n$/);
+  const timer = await sandbox.commands.run(
+    "grep -m1 -A3 'Per CPU device' /proc/timer_list; grep nohz_mode /proc/timer_list",
+    { user: "root" },
+  );
+  assert.match(timer.stdout, /nohz_mode\s*:\s*[12]/);
+});
