@@ -4,7 +4,7 @@ import { once } from "node:events";
 import { mkdirSync, readFileSync, statSync, symlinkSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { after, before, describe, test } from "node:test";
-import { AENV, Cli, finished, ROOT, startApi, temporaryFolder } from "./harness.ts";
+import { AENV, Cli, finished, ROOT, startApi, Terminal, temporaryFolder } from "./harness.ts";
 
 type Listed = { sandboxID: string; state: string; metadata?: Record<string, string> };
 
@@ -215,6 +215,57 @@ describe("sandboxes", () => {
     assert.ok(complete("aenv", "exec", "").includes(id));
     assert.ok(complete("aenv", "sandbox", "connect", "--user", "root", "").includes(id));
     assert.ok(complete("aenv", "delete", "first", "").includes(id));
+  });
+});
+
+describe("questions on a terminal", () => {
+  test("login takes the key without showing it", async () => {
+    await using api = await startApi();
+    using cli = new Cli({});
+    await using t = new Terminal(cli, ["auth", "login", "--api-url", api.apiUrl]);
+    await t.shows("API key: ");
+    t.send(`${api.apiKey}x\u007f\r`);
+    assert.deepEqual(await t.ended(), { exit: 0, restored: true });
+    assert.ok(!t.output.includes(api.apiKey));
+    await cli.ok(["list"]);
+  });
+
+  test("Ctrl-C at the question for the key gives 130 and the terminal back", async () => {
+    using cli = new Cli({});
+    await using t = new Terminal(cli, ["auth", "login"]);
+    await t.shows("API key: ");
+    t.send("secret\u0003");
+    assert.deepEqual(await t.ended(), { exit: 130, restored: true });
+  });
+
+  test("delete --all does nothing unless the answer is yes", async () => {
+    await using api = await startApi();
+    using cli = new Cli({ AENV_API_URL: api.apiUrl, AENV_API_KEY: api.apiKey });
+    const id = (await cli.ok(["start", "-d"])).trim();
+    for (const [answer, left] of [
+      ["\r", `${id}\n`],
+      ["no\r", `${id}\n`],
+      ["y\r", ""],
+    ] as const) {
+      await using t = new Terminal(cli, ["delete", "--all"]);
+      await t.shows("Delete 1 sandbox and its data? [y/N] ");
+      t.send(answer);
+      assert.deepEqual(await t.ended(), { exit: left === "" ? 0 : 1, restored: true });
+      assert.equal(await cli.ok(["list", "-q"]), left);
+    }
+  });
+
+  test("colours appear on a terminal, and not with NO_COLOR or --no-color", async () => {
+    const coloured = async (env: Record<string, string>, ...args: string[]): Promise<boolean> => {
+      using cli = new Cli(env);
+      await using t = new Terminal(cli, ["help", ...args]);
+      await t.ended();
+      return t.output.includes("\u001b[1m");
+    };
+    assert.deepEqual(
+      [await coloured({}), await coloured({ NO_COLOR: "1" }), await coloured({}, "--no-color")],
+      [true, false, false],
+    );
   });
 });
 

@@ -98,7 +98,12 @@ export async function remove(args: Args<typeof commands.remove>, context: Contex
   const client = await context.client();
   const ids = args.all ? (await matching(context, args)).map((s) => s.sandboxID) : [...new Set(args.ids)];
   if (args.all && ids.length > 0 && !args.yes) {
-    if (!(await confirm(`Delete ${ids.length} sandbox${ids.length === 1 ? "" : "es"} and their data?`, "--yes"))) {
+    if (
+      !(await confirm(
+        `Delete ${ids.length === 1 ? "1 sandbox and its" : `${ids.length} sandboxes and their`} data?`,
+        "--yes",
+      ))
+    ) {
       out.note("Nothing was deleted.");
       return EXIT.failed.code;
     }
