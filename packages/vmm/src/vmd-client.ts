@@ -82,6 +82,8 @@ export class VmdClient implements Spawner {
     const id = this.#nextId++;
     return new Promise((resolve, reject) => {
       this.#pending.set(id, { resolve, reject });
+      // An idle client does not keep its process alive; one that waits for an answer does.
+      socket.ref();
       socket.write(jsonLine({ ...body, id }));
     });
   }
@@ -106,6 +108,7 @@ export class VmdClient implements Spawner {
     socket.on("data", (chunk) => {
       try {
         for (const message of lines.push(chunk)) this.#receive(message as VmdMessage);
+        if (this.#pending.size === 0) socket.unref();
       } catch (e) {
         socket.destroy(e as Error);
       }
@@ -121,8 +124,6 @@ export class VmdClient implements Spawner {
     if (info.epoch !== this.#epoch) this.#exits.clear();
     this.#epoch = info.epoch;
     await this.#write(socket, { op: "exits" });
-    // An idle client does not keep its process alive.
-    socket.unref();
     return socket;
   }
 
