@@ -122,7 +122,8 @@ export function qemuArgv(traits: QemuTraits, spec: VmSpec): string[] {
       `driver=nbd,node-name=disk0,server.type=unix,server.path=${value(spec.diskSocket)},export=disk,reconnect-delay=30,` +
         "discard=unmap,detect-zeroes=off,cache.direct=off,cache.no-flush=off",
       "-device",
-      "virtio-blk-device,id=blk0,drive=disk0,discard=on,write-zeroes=on",
+      // The default stops the whole machine when the host's disk is full; the guest is told instead.
+      "virtio-blk-device,id=blk0,drive=disk0,discard=on,write-zeroes=on,werror=report,rerror=report",
     );
   if (spec.tap !== undefined)
     argv.push(
