@@ -1,4 +1,3 @@
-import { createHmac, randomBytes } from "node:crypto";
 import { mkdir } from "node:fs/promises";
 import {
   AenvError,
@@ -6,7 +5,6 @@ import {
   type Logger,
   messageOf,
   newLayerId,
-  newSandboxId,
   type RunId,
   type SandboxId,
   Semaphore,
@@ -18,25 +16,24 @@ import type { VmmDriver } from "@aenv/vmm";
 import { buildTemplate } from "./build.ts";
 import { type EngineConfigInput, engineConfig } from "./config.ts";
 import type { Context } from "./context.ts";
+import { Creator } from "./create.ts";
 import { Deadlines } from "./expiry.ts";
 import { Foreground } from "./foreground.ts";
 import { IdempotentCreates } from "./idempotency.ts";
-import { initRun } from "./launch.ts";
 import { listPage } from "./list.ts";
 import { Paths } from "./paths.ts";
-import { Phases } from "./phases.ts";
 import { Pools } from "./pools.ts";
 import type { BlockdPort, CgroupsPort, GuestFactory, NetworkPort } from "./ports.ts";
 import { recover } from "./recovery.ts";
-import { settleAll, type VmRun } from "./run.ts";
+import type { VmRun } from "./run.ts";
 import { Sampler } from "./sampler.ts";
 import { Sandbox } from "./sandbox.ts";
-import { type Source, TemplateStore } from "./templates.ts";
+import { TemplateStore } from "./templates.ts";
+import { Tokens } from "./tokens.ts";
 import type {
   BuildTemplateOptions,
   CreateOptions,
   CreateTiming,
-  LaunchSource,
   LayerFile,
   ListFilter,
   LogEntry,
@@ -77,8 +74,6 @@ export interface Templates {
 
 /** Sandboxes that end at the same moment end so many at a time. */
 const EXPIRE_CONCURRENCY = 8;
-/** Breakdowns of the latest creates that are kept. */
-const TIMINGS_KEPT = 1000;
 const MAX_SAMPLES = 20_000;
 const MAX_LOG_LINES = 1000;
 
@@ -93,17 +88,14 @@ export class Engine implements AsyncDisposable {
   readonly #deadlines: Deadlines<SandboxId>;
   readonly #expiring = new Semaphore(EXPIRE_CONCURRENCY);
   readonly #live = new Map<SandboxId, Sandbox>();
-  readonly #timings = new Map<SandboxId, CreateTiming>();
   readonly #listeners = new Set<(run: RunId, id: SandboxId) => void>();
-  readonly #tokenSeed: Buffer;
+  readonly #tokens: Tokens;
+  readonly #creator: Creator;
   #closing: Promise<void> | undefined;
 
   private constructor(ctx: Context) {
     this.#ctx = ctx;
-    this.#tokenSeed = Buffer.from(
-      ctx.state.setting("token-seed", () => randomBytes(32).toString("hex")),
-      "hex",
-    );
+    this.#tokens = new Tokens(ctx.state);
     this.#pools = new Pools(ctx);
     this.#store = new TemplateStore(ctx, (id) => this.#pools.drop(id));
     this.#sampler = new Sampler(ctx);
@@ -112,6 +104,16 @@ export class Engine implements AsyncDisposable {
       ctx.tasks.spawn("expire", (signal) => this.#expiring.run(() => this.#expire(id), signal)),
     );
     const store = this.#store;
+    this.#creator = new Creator(
+      ctx,
+      { store, pools: this.#pools, tokens: this.#tokens },
+      {
+        live: this.#live,
+        follow: (sandbox) => this.#follow(sandbox),
+        runEnded: (run, sandbox) => this.#runEnded(run, sandbox),
+        view: (sandbox, state) => this.#view(sandbox, state),
+      },
+    );
     const resolve = (nameOrId: string): TemplateView | undefined => {
       const found = store.find(nameOrId);
       return found && store.view(found);
@@ -163,9 +165,9 @@ export class Engine implements AsyncDisposable {
     this.#assertOpen();
     checkCreate(options, this.#ctx.config.maxTimeoutMs);
     const { idempotencyKey } = options;
-    if (idempotencyKey === undefined) return await this.#create(options, signal);
+    if (idempotencyKey === undefined) return await this.#creator.create(options, signal);
     return await this.#creates.run(options.team ?? DEFAULT_TEAM, idempotencyKey, options, signal, (commit) =>
-      this.#create(options, signal, commit),
+      this.#creator.create(options, signal, commit),
     );
   }
 
@@ -246,8 +248,8 @@ export class Engine implements AsyncDisposable {
     return {
       run: run.id,
       host: run.slot.hostIp,
-      ...(sandbox.record.secure ? { accessToken: this.#accessToken(id) } : {}),
-      ...(sandbox.record.allowPublicTraffic ? {} : { trafficToken: this.#trafficToken(id) }),
+      ...(sandbox.record.secure ? { accessToken: this.#tokens.access(id) } : {}),
+      ...(sandbox.record.allowPublicTraffic ? {} : { trafficToken: this.#tokens.traffic(id) }),
     };
   }
 
@@ -259,7 +261,7 @@ export class Engine implements AsyncDisposable {
 
   /** What one of the latest creates cost. */
   timing(id: SandboxId): CreateTiming | undefined {
-    return this.#timings.get(id);
+    return this.#creator.timing(id);
   }
 
   async buildTemplate(options: BuildTemplateOptions, signal: AbortSignal): Promise<TemplateView> {
@@ -308,123 +310,6 @@ export class Engine implements AsyncDisposable {
     await this.close();
   }
 
-  async #create(
-    options: CreateOptions,
-    caller: AbortSignal,
-    commit?: (view: SandboxView) => void,
-  ): Promise<SandboxView> {
-    const phases = new Phases(this.#ctx.clock);
-    using _foreground = this.#ctx.foreground.enter();
-    const source = this.#store.source(options.template, options.team);
-    if (this.#live.size >= this.#ctx.config.maxSandboxes)
-      throw new AenvError("RATE_LIMITED", `this node runs at most ${this.#ctx.config.maxSandboxes} sandboxes`, {
-        hint: "Kill sandboxes that are not needed.",
-      });
-    const abort = new AbortController();
-    const { promise: done, resolve } = Promise.withResolvers<void>();
-    const record = this.#newRecord(options, source);
-    const sandbox = Sandbox.creating(this.#ctx, { ...source, record }, { abort, done }, (run, ended) =>
-      this.#runEnded(run, ended),
-    );
-    this.#live.set(sandbox.id, sandbox);
-    try {
-      const signal = AbortSignal.any([caller, abort.signal]);
-      const { run, source: from } = await this.#launch(sandbox, phases, signal);
-      await using undo = new AsyncDisposableStack();
-      undo.defer(() => run.release());
-      await this.#ctx.step("commit:before");
-      signal.throwIfAborted();
-      const now = this.#ctx.clock.now();
-      sandbox.launched(run, now, now + options.timeoutMs, () => {
-        this.#ctx.state.templates.countSpawn(source.template.id, now);
-        commit?.(this.#view(sandbox, "running"));
-      });
-      undo.move();
-      this.#follow(sandbox);
-      this.#remember(sandbox.id, from, phases);
-      return this.#view(sandbox);
-    } catch (e) {
-      this.#live.delete(sandbox.id);
-      if (sandbox.state === "creating") sandbox.failed(e);
-      throw AenvError.from(caller.aborted ? caller.reason : e, `create sandbox from ${options.template}`);
-    } finally {
-      resolve();
-      this.#pools.refill();
-    }
-  }
-
-  /** The fastest way that is there: an idle spare, else a waiting VMM, else everything anew. */
-  async #launch(sandbox: Sandbox, phases: Phases, signal: AbortSignal): Promise<{ run: VmRun; source: LaunchSource }> {
-    const { snapshot, template } = sandbox;
-    const hot = this.#pools.takeHot(snapshot, template.name);
-    if (hot) {
-      try {
-        await settleAll([
-          hot.fullSpeed(),
-          this.#handOver(hot, sandbox, this.#ctx.config.hotInitDeadlineMs, phases, signal),
-        ]);
-        return { run: hot, source: "hot" };
-      } catch (e) {
-        this.#ctx.tasks.spawn("release", () => hot.release());
-        signal.throwIfAborted();
-        this.#ctx.logger.warn({ run: hot.id, error: messageOf(e) }, "a hot spare failed; starting another");
-      }
-    }
-    const { run, source } = await this.#pools.launch(snapshot, template.name, phases, signal);
-    try {
-      await this.#handOver(run, sandbox, this.#ctx.config.initDeadlineMs, phases, signal);
-      return { run, source };
-    } catch (e) {
-      await run.release();
-      throw e;
-    }
-  }
-
-  /** The run becomes this sandbox's: in the journal first, then in the guest. */
-  async #handOver(run: VmRun, sandbox: Sandbox, limitMs: number, phases: Phases, signal: AbortSignal): Promise<void> {
-    const { record, snapshot, template } = sandbox;
-    this.#ctx.state.tx(() => run.assign(sandbox.id));
-    await this.#ctx.step("assign:after");
-    if (record.allowInternetAccess === false)
-      await phases.time("policy", () => this.#ctx.network.setPolicy(run.slot, { allowInternet: false }));
-    await phases.time("init", () =>
-      initRun(
-        this.#ctx,
-        run,
-        {
-          sandboxId: sandbox.id,
-          templateId: template.id,
-          envVars: record.envVars,
-          accessToken: record.secure ? this.#accessToken(sandbox.id) : "",
-          defaults: snapshot.defaults,
-          cause: "create",
-        },
-        limitMs,
-        signal,
-      ),
-    );
-  }
-
-  #newRecord(options: CreateOptions, source: Source): SandboxRecord {
-    return {
-      id: newSandboxId(this.#ctx.config.node),
-      team: options.team ?? DEFAULT_TEAM,
-      template: source.template.id,
-      snapshot: source.snapshot.id,
-      alias: source.template.name,
-      state: "creating",
-      startedAt: this.#ctx.clock.now(),
-      endAt: this.#ctx.clock.now() + options.timeoutMs,
-      metadata: options.metadata ?? {},
-      envVars: options.envVars ?? {},
-      secure: options.secure ?? true,
-      onTimeout: "kill",
-      autoResume: false,
-      allowInternetAccess: options.allowInternetAccess ?? null,
-      allowPublicTraffic: options.allowPublicTraffic ?? true,
-    };
-  }
-
   /** What a running sandbox needs: its end, its metrics. */
   #follow(sandbox: Sandbox): void {
     const { run } = sandbox;
@@ -433,7 +318,7 @@ export class Engine implements AsyncDisposable {
     this.#sampler.watch(sandbox, () =>
       this.#ctx.guestFactory({
         host: run.slot.hostIp,
-        ...(sandbox.record.secure ? { accessToken: this.#accessToken(sandbox.id) } : {}),
+        ...(sandbox.record.secure ? { accessToken: this.#tokens.access(sandbox.id) } : {}),
       }),
     );
   }
@@ -476,18 +361,6 @@ export class Engine implements AsyncDisposable {
     if (snapshot) this.#pools.warm(snapshot, template.name);
   }
 
-  #remember(sandboxId: SandboxId, source: LaunchSource, phases: Phases): void {
-    const timing: CreateTiming = { sandboxId, source, totalMs: phases.totalMs, phases: phases.phases };
-    this.#timings.set(sandboxId, timing);
-    if (this.#timings.size > TIMINGS_KEPT)
-      for (const oldest of this.#timings.keys()) {
-        this.#timings.delete(oldest);
-        break;
-      }
-    this.#ctx.config.onCreate?.(timing);
-    this.#ctx.logger.info({ sandbox: sandboxId, source, ms: timing.totalMs, ...timing.phases }, "sandbox created");
-  }
-
   #visible(id: SandboxId): Sandbox {
     const sandbox = this.#live.get(id);
     if (sandbox && isVisible(sandbox)) return sandbox;
@@ -503,15 +376,7 @@ export class Engine implements AsyncDisposable {
 
   #view(sandbox: Sandbox, state?: "running"): SandboxView {
     const { id } = sandbox;
-    return viewOf(sandbox, state, { access: this.#accessToken(id), traffic: this.#trafficToken(id) });
-  }
-
-  /** The same over the whole life of a sandbox, also on another node with the same seed. */
-  #accessToken(id: SandboxId): string {
-    return createHmac("sha256", this.#tokenSeed).update(`envd ${id}`).digest("hex");
-  }
-  #trafficToken(id: SandboxId): string {
-    return createHmac("sha256", this.#tokenSeed).update(`sandbox-traffic-${id}`).digest("hex");
+    return viewOf(sandbox, state, { access: this.#tokens.access(id), traffic: this.#tokens.traffic(id) });
   }
 
   #assertOpen(): void {
