@@ -1,10 +1,10 @@
-import { createInterface } from "node:readline/promises";
 import { AenvError } from "@aenv/base";
 
 /** Asks on the terminal; anything but y or yes is no. Without a terminal it refuses, naming the option that answers. */
 export async function confirm(question: string, option: string): Promise<boolean> {
   if (!process.stdin.isTTY || !process.stderr.isTTY)
     throw new AenvError("INVALID_ARGUMENT", "There is no terminal to ask on", { hint: `Give ${option} to go ahead.` });
+  const { createInterface } = await import("node:readline/promises");
   const lines = createInterface({ input: process.stdin, output: process.stderr });
   try {
     return /^y(es)?$/i.test((await lines.question(`${question} [y/N] `)).trim());
