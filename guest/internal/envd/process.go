@@ -1,6 +1,7 @@
 package envd
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -240,7 +241,17 @@ func (p *process) signal(sig syscall.Signal) error {
 	return syscall.Kill(p.pid, sig)
 }
 
-func (p *process) writeStdin(data []byte) error {
+// writeWhile gives up when the caller does: a program need not read its input, and the request must not stay for ever.
+func writeWhile(ctx context.Context, f *os.File, data []byte) error {
+	stop := context.AfterFunc(ctx, func() { _ = f.SetWriteDeadline(time.Unix(1, 0)) })
+	_, err := f.Write(data)
+	if !stop() {
+		_ = f.SetWriteDeadline(time.Time{})
+	}
+	return err
+}
+
+func (p *process) writeStdin(ctx context.Context, data []byte) error {
 	p.inputMu.Lock()
 	f, tty := p.stdin, p.tty
 	p.inputMu.Unlock()
@@ -250,17 +261,17 @@ func (p *process) writeStdin(data []byte) error {
 	if f == nil {
 		return errors.New("error writing to stdin: stdin not enabled or closed")
 	}
-	if _, err := f.Write(data); err != nil {
+	if err := writeWhile(ctx, f, data); err != nil {
 		return fmt.Errorf("error writing to stdin: %w", err)
 	}
 	return nil
 }
 
-func (p *process) writePTY(data []byte) error {
+func (p *process) writePTY(ctx context.Context, data []byte) error {
 	if p.tty == nil {
 		return errors.New("error writing to tty: tty not assigned to process")
 	}
-	if _, err := p.tty.Write(data); err != nil {
+	if err := writeWhile(ctx, p.tty, data); err != nil {
 		return fmt.Errorf("error writing to tty: %w", err)
 	}
 	return nil

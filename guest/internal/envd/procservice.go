@@ -30,9 +30,6 @@ func environment(u account, global, own map[string]string) []string {
 		base["PATH"] = p
 	}
 	base["HOME"], base["USER"], base["LOGNAME"] = u.home, u.name, u.name
-	if u.shell != "" {
-		base["SHELL"] = u.shell
-	}
 	for k, v := range global {
 		base[k] = v
 	}
@@ -197,13 +194,13 @@ func (ps *processService) Update(_ context.Context, req *pb.UpdateRequest) (*pb.
 	return &pb.UpdateResponse{}, nil
 }
 
-func (p *process) input(in *pb.ProcessInput) error {
+func (p *process) input(ctx context.Context, in *pb.ProcessInput) error {
 	var err error
 	switch i := in.GetInput().(type) {
 	case *pb.ProcessInput_Stdin:
-		err = p.writeStdin(i.Stdin)
+		err = p.writeStdin(ctx, i.Stdin)
 	case *pb.ProcessInput_Pty:
-		err = p.writePTY(i.Pty)
+		err = p.writePTY(ctx, i.Pty)
 	default:
 		return connect.NewError(connect.CodeUnimplemented, errors.New("input is neither stdin nor pty"))
 	}
@@ -213,18 +210,18 @@ func (p *process) input(in *pb.ProcessInput) error {
 	return nil
 }
 
-func (ps *processService) SendInput(_ context.Context, req *pb.SendInputRequest) (*pb.SendInputResponse, error) {
+func (ps *processService) SendInput(ctx context.Context, req *pb.SendInputRequest) (*pb.SendInputResponse, error) {
 	p, err := ps.find(req.GetProcess(), false)
 	if err != nil {
 		return nil, err
 	}
-	if err := p.input(req.GetInput()); err != nil {
+	if err := p.input(ctx, req.GetInput()); err != nil {
 		return nil, err
 	}
 	return &pb.SendInputResponse{}, nil
 }
 
-func (ps *processService) StreamInput(_ context.Context, stream *connect.ClientStream[pb.StreamInputRequest]) (*pb.StreamInputResponse, error) {
+func (ps *processService) StreamInput(ctx context.Context, stream *connect.ClientStream[pb.StreamInputRequest]) (*pb.StreamInputResponse, error) {
 	var p *process
 	for stream.Receive() {
 		switch e := stream.Msg().GetEvent().(type) {
@@ -238,7 +235,7 @@ func (ps *processService) StreamInput(_ context.Context, stream *connect.ClientS
 			if p == nil {
 				return nil, connect.NewError(connect.CodeFailedPrecondition, errors.New("the first message must be start"))
 			}
-			if err := p.input(e.Data.GetInput()); err != nil {
+			if err := p.input(ctx, e.Data.GetInput()); err != nil {
 				return nil, err
 			}
 		case *pb.StreamInputRequest_Keepalive:

@@ -21,7 +21,7 @@ test("a command sees the sandbox's environment, the request's, and nothing of th
   const result = await sandbox.commands.run("echo $E2B_SANDBOX $HOME $USER $MINE; env | wc -l", {
     envs: { MINE: "yes" },
   });
-  assert.match(result.stdout, /^true \/root root yes\n/);
+  assert.equal(result.stdout.split("\n")[0], `true ${envd.dir} root yes`);
   assert.ok(Number(result.stdout.trim().split("\n")[1]) < 20, result.stdout);
 });
 
@@ -146,6 +146,15 @@ test("a terminal has the asked size, can be resized, and ends like a shell", asy
   await eventually(() => (text.includes("40 100") ? true : undefined));
   await type("exit 5\n");
   await assert.rejects(terminal.wait(), (e) => e instanceof CommandExitError && e.exitCode === 5);
+});
+
+test("input that nobody reads is given up with the request, and the process can still be reached", async () => {
+  const deaf = await envd.client.start({ cmd: "sleep", args: ["1000"], stdin: true }, soon());
+  const gone = new AbortController();
+  const big = envd.client.sendInput(deaf.pid, { stdin: Buffer.alloc(1 << 20) }, gone.signal);
+  gone.abort(new DOMException("enough", "AbortError"));
+  await assert.rejects(big, { code: "CANCELLED" });
+  await envd.client.signal(deaf.pid, "SIGKILL", soon());
 });
 
 test("pipe input to a terminal and terminal input to a pipe are refused", async () => {

@@ -4,7 +4,7 @@ import { mkdtempSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join, resolve } from "node:path";
 import { createInterface } from "node:readline";
-import { GuestClient } from "@aenv/guest";
+import { GuestClient, type GuestInit } from "@aenv/guest";
 import { Sandbox } from "e2b";
 
 const root = resolve(import.meta.dirname, "../../..");
@@ -18,6 +18,22 @@ export interface Envd extends AsyncDisposable {
   /** The official SDK in its debug mode, which calls no control plane. */
   sandbox(): Promise<Sandbox>;
 }
+
+/** What a node tells a sandbox that has no secrets. */
+export const initBody: GuestInit = {
+  envVars: {},
+  accessToken: "",
+  timestamp: new Date(0).toISOString(),
+  defaultUser: "root",
+  defaultWorkdir: "",
+  sandboxId: "itest",
+  templateId: "ttest",
+  hostname: "itest",
+  machineId: "0123456789abcdef0123456789abcdef",
+  entropy: Buffer.alloc(64, 7).toString("base64"),
+  lifecycleID: "r0",
+  cause: "create",
+};
 
 export async function startEnvd(): Promise<Envd> {
   execFileSync(process.execPath, [join(root, "tools/src/build-guest.ts")], { stdio: ["ignore", "ignore", "inherit"] });
@@ -38,6 +54,8 @@ export async function startEnvd(): Promise<Envd> {
   const url = `http://127.0.0.1:${port}`;
   const dir = mkdtempSync(join(tmpdir(), "aenv-envd-"));
   const client = new GuestClient({ host: "127.0.0.1", port });
+  // A login shell must not read the profile of whoever owns this host.
+  await client.init({ ...initBody, envVars: { HOME: dir } }, soon());
   return {
     url,
     port,

@@ -6,8 +6,8 @@ import { connect } from "node:net";
 import { join } from "node:path";
 import { after, before, test } from "node:test";
 import { gzipSync } from "node:zlib";
-import { GuestClient } from "@aenv/guest";
-import { type Envd, eventually, soon, startEnvd } from "./envd.ts";
+import { GuestClient, type GuestInit } from "@aenv/guest";
+import { type Envd, eventually, initBody, soon, startEnvd } from "./envd.ts";
 
 let envd: Envd;
 before(async () => void (envd = await startEnvd()));
@@ -16,23 +16,12 @@ const at = (name: string): string => join(envd.dir, name);
 const files = (query: Record<string, string>): string => `${envd.url}/files?${new URLSearchParams(query).toString()}`;
 const octets = { "content-type": "application/octet-stream" };
 
-function initOf(over: Record<string, unknown>): Parameters<GuestClient["init"]>[0] {
-  return {
-    envVars: {},
-    accessToken: "",
-    timestamp: new Date().toISOString(),
-    defaultUser: "root",
-    defaultWorkdir: "",
-    sandboxId: "itest",
-    templateId: "ttest",
-    hostname: "itest",
-    machineId: "0123456789abcdef0123456789abcdef",
-    entropy: Buffer.alloc(64, 7).toString("base64"),
-    lifecycleID: "r1",
-    cause: "create",
-    ...over,
-  };
-}
+const initOf = (over: Partial<GuestInit>): GuestInit => ({
+  ...initBody,
+  timestamp: new Date().toISOString(),
+  lifecycleID: "r1",
+  ...over,
+});
 
 test("ranges and conditions of downloads are honoured", async () => {
   writeFileSync(at("r"), "0123456789");
