@@ -104,15 +104,21 @@ export function setupSteps(o: SetupOptions, signal: AbortSignal): Step[] {
 
 interface NodeStatus {
   accel?: string;
+  /** Counts by "template.kind". */
+  pools?: Record<string, number>;
   base?: { state: "absent" | "building" | "ready" | "failed"; step?: string; error?: string };
 }
 
 /** A template is built by a cold boot, which takes seconds under emulation and may be slow on a busy machine. */
 const BASE_TIMEOUT_MS = 180_000;
 
+/** A node that cannot keep spares works all the same. */
+const SPARE_WAIT_MS = 15_000;
+
 async function waitForBase(home: string, say: (note: string) => void, signal: AbortSignal): Promise<string> {
   const key = await readKey(home);
   const until = performance.now() + BASE_TIMEOUT_MS;
+  let spareUntil: number | undefined;
   while (performance.now() < until) {
     const server = runningServer(home);
     if (!server) throw new AenvError("UNAVAILABLE", "the server ended while it built the template");
@@ -124,10 +130,19 @@ async function waitForBase(home: string, say: (note: string) => void, signal: Ab
       throw new AenvError("UNAVAILABLE", `GET /v1/node answered ${answer.status}: ${await answer.text()}`);
     const status = (await answer.json()) as NodeStatus;
     const base = status.base;
-    if (base?.state === "ready") return `ready (${status.accel ?? "unknown accelerator"})`;
+    if (base?.state === "ready") {
+      const done = `ready (${status.accel ?? "unknown accelerator"})`;
+      // The first create shall show what every later one is like.
+      if (
+        (status.pools?.["base.hot"] ?? 0) > 0 ||
+        performance.now() > (spareUntil ??= performance.now() + SPARE_WAIT_MS)
+      )
+        return done;
+      say("warming the first spare");
+    }
     if (base?.state === "failed")
       throw new AenvError("VMM_FAILED", `the template could not be built: ${base.error ?? "unknown"}`);
-    say(base?.step ?? "…");
+    if (base?.state !== "ready") say(base?.step ?? "…");
     await sleep(100, signal);
   }
   throw new AenvError("DEADLINE", `the template was not ready within ${BASE_TIMEOUT_MS / 1000} s`);

@@ -68,12 +68,34 @@ export async function primeRun(ctx: Context, run: VmRun, parent: AbortSignal): P
   const signal = deadline(START_DEADLINE_MS, parent);
   await ctx.step("prime:before");
   await run.guest.waitReady(signal);
-  for (let turn = 0; turn < PRIME_TURNS; turn++) await run.guest.exec(PRIME, signal);
+  for (let turn = 0; turn < PRIME_TURNS; turn++) {
+    await run.guest.init(nobody(ctx, run), signal);
+    await run.guest.exec(PRIME, signal);
+  }
   await run.guest.health(signal);
 }
 /** What the SDKs run: a login shell with a command. Most of the code is translated the first time, the rest the next. */
 const PRIME = { cmd: "/bin/bash", args: ["-l", "-c", "echo ready"] };
 const PRIME_TURNS = 3;
+
+/** The identity of a spare: it walks the path of a real one and is overwritten by it as a whole. */
+function nobody(ctx: Context, run: VmRun): GuestInit {
+  return {
+    envVars: {},
+    accessToken: "",
+    timestamp: new Date(ctx.clock.now()).toISOString(),
+    defaultUser: "",
+    defaultWorkdir: "",
+    // Empty ids are not written down; the host name is the one of the image.
+    sandboxId: "",
+    templateId: "",
+    hostname: "sandbox",
+    machineId: randomBytes(16).toString("hex"),
+    entropy: randomBytes(64).toString("base64"),
+    lifecycleID: run.id,
+    cause: "boot",
+  };
+}
 
 export interface Identity {
   sandboxId: string;
