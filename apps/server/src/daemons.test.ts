@@ -92,6 +92,36 @@ test("a daemon that is killed is started again, and leaving it does not end it",
   assert.equal(await ask(spec.socket), daemon.identity?.pid);
 });
 
+test("a daemon whose socket is deleted is ended and started again while the server runs", LIMIT, async (t) => {
+  const { spec, signal, started } = fixture(t);
+  const again = Promise.withResolvers<void>();
+  const logger: Logger = { ...silentLogger, info: (_, message) => message.includes("again") && again.resolve() };
+  const daemon = new Daemon(spec, logger);
+  await using _supervision = await superviseDaemons([daemon], logger, signal);
+  const was = daemon.identity;
+  assert.ok(was);
+  rmSync(spec.socket);
+  await again.promise;
+  assert.equal(isAlive(was), false);
+  assert.equal(await ask(spec.socket), daemon.identity?.pid);
+  assert.equal(started().length, 2);
+});
+
+test("a daemon that serves no socket does not keep the next server from starting", LIMIT, async (t) => {
+  const { spec, signal } = fixture(t);
+  const first = new Daemon(spec, silentLogger);
+  await first.ensure(signal);
+  const deaf = first.identity;
+  assert.ok(deaf);
+  rmSync(spec.socket);
+  // It cannot follow SIGTERM.
+  assert.ok(signalExact(deaf, "SIGSTOP"));
+  const second = new Daemon({ ...spec, startMs: 1000 }, silentLogger);
+  await second.ensure(signal);
+  assert.equal(isAlive(deaf), false);
+  assert.equal(await ask(spec.socket), second.identity?.pid);
+});
+
 test("a daemon that ends at once is reported with where to read why", LIMIT, async (t) => {
   const { spec, signal } = fixture(t, "console.error('no good reason'); process.exit(7);");
   await assert.rejects(

@@ -1,9 +1,9 @@
 /** Starts blockd and vmd where they do not run, and again when they die. Both outlive the server. */
 import { spawn } from "node:child_process";
-import { closeSync, openSync } from "node:fs";
+import { closeSync, existsSync, openSync } from "node:fs";
 import { connect } from "node:net";
 import { AenvError, type Logger, messageOf, sleep, TaskGroup } from "@aenv/base";
-import { isAlive, type ProcIdentity, procIdentity, processes } from "@aenv/host";
+import { ageMs, isAlive, type ProcIdentity, procIdentity, processes, signalExact } from "@aenv/host";
 
 export interface DaemonSpec {
   name: string;
@@ -15,11 +15,15 @@ export interface DaemonSpec {
   /** Where what it prints goes. */
   log: string;
   env: Readonly<Record<string, string>>;
+  /** How long it may take until it answers; default 20 s. */
+  startMs?: number;
 }
 
 const POLL_MS = 250;
 const START_POLL_MS = 10;
 const START_DEADLINE_MS = 20_000;
+/** From SIGTERM to SIGKILL. */
+const END_DEADLINE_MS = 5000;
 /** A daemon that dies at once is not restarted in a tight loop. */
 const BACKOFF_MS = { first: 100, most: 5000 } as const;
 
@@ -32,6 +36,10 @@ export class Daemon {
   constructor(spec: DaemonSpec, logger: Logger) {
     this.#spec = spec;
     this.#logger = logger;
+  }
+
+  get #startMs(): number {
+    return this.#spec.startMs ?? START_DEADLINE_MS;
   }
 
   get name(): string {
@@ -49,7 +57,7 @@ export class Daemon {
   /** Resolves when it serves its socket. */
   async ensure(signal: AbortSignal): Promise<void> {
     this.#identity ??= this.#find();
-    if (this.#identity && isAlive(this.#identity) && (await answers(this.#spec.socket))) return;
+    if (this.#identity && (await this.#serves(this.#identity, signal))) return;
     this.#identity = await this.#start(signal);
   }
 
@@ -58,11 +66,15 @@ export class Daemon {
     let backoff: number = BACKOFF_MS.first;
     while (!signal.aborted) {
       await sleep(POLL_MS, signal);
-      if (this.#identity && isAlive(this.#identity)) continue;
-      this.#logger.error({ daemon: this.name, was: this.#identity?.pid }, "a daemon died; starting it again");
+      const was = this.#identity;
+      const deaf = was !== undefined && isAlive(was);
+      if (deaf && existsSync(this.#spec.socket)) continue;
+      const what = deaf ? "the socket of a daemon was deleted" : "a daemon died";
+      this.#logger.error({ daemon: this.name, was: was?.pid }, `${what}; starting it again`);
       this.#identity = undefined;
       const started = performance.now();
       try {
+        if (deaf) await this.#end(was, signal);
         await this.ensure(signal);
         this.#restarts++;
         this.#logger.info(
@@ -76,6 +88,32 @@ export class Daemon {
         await sleep(backoff, signal);
         backoff = Math.min(BACKOFF_MS.most, backoff * 2);
       }
+    }
+  }
+
+  /**
+   * True when it answers, which one that just started gets the time for. Nobody reaches one whose socket was deleted,
+   * and it keeps another from its files: it is ended, and false.
+   */
+  async #serves(identity: ProcIdentity, signal: AbortSignal): Promise<boolean> {
+    while (isAlive(identity)) {
+      if (await answers(this.#spec.socket)) return true;
+      if (ageMs(identity) > this.#startMs) {
+        await this.#end(identity, signal);
+        return false;
+      }
+      await sleep(START_POLL_MS, signal);
+    }
+    return false;
+  }
+
+  async #end(identity: ProcIdentity, signal: AbortSignal): Promise<void> {
+    this.#logger.warn({ daemon: this.name, pid: identity.pid }, "a daemon does not serve its socket; ending it");
+    signalExact(identity, "SIGTERM");
+    const until = performance.now() + END_DEADLINE_MS;
+    while (isAlive(identity)) {
+      if (performance.now() > until) signalExact(identity, "SIGKILL");
+      await sleep(START_POLL_MS, signal);
     }
   }
 
@@ -107,7 +145,7 @@ export class Daemon {
     } finally {
       closeSync(out);
     }
-    const until = performance.now() + START_DEADLINE_MS;
+    const until = performance.now() + this.#startMs;
     while (performance.now() < until) {
       if (ended !== undefined) break;
       const identity = pid === undefined ? undefined : procIdentity(pid);

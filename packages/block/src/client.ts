@@ -14,24 +14,30 @@ import {
 
 /** Our own process answers; more than this is not an answer. */
 const MAX_BODY_BYTES = 16 * 1024 * 1024;
+/** A call that moves no data takes milliseconds; a blockd that needs longer hangs. */
+const CALL_DEADLINE_MS = 20_000;
 
-/** blockd's control client. Every call may throw UNAVAILABLE when blockd is not running. */
+/** blockd's control client. Every call may throw UNAVAILABLE when blockd is not running or hangs. */
 export class BlockdClient {
   readonly #socketPath: string;
   readonly #agent = new Agent({ keepAlive: true, maxSockets: 16 });
 
-  constructor(socketPath: string) {
+  readonly #deadlineMs: number;
+
+  /** `deadlineMs` is for every call but seal and import, which take as long as their data. */
+  constructor(socketPath: string, { deadlineMs = CALL_DEADLINE_MS } = {}) {
     this.#socketPath = socketPath;
+    this.#deadlineMs = deadlineMs;
   }
 
   /** `epoch` is new at every start of blockd. */
   ping(signal?: AbortSignal): Promise<PingInfo> {
-    return this.#call("GET", "/ping", undefined, pingSchema, signal);
+    return this.#quick("GET", "/ping", undefined, pingSchema, signal);
   }
 
   /** The socket accepts connections when it returns. The same spec again is fine; another one is CONFLICT. */
   async createDisk(spec: DiskSpec, signal?: AbortSignal): Promise<void> {
-    await this.#call("POST", "/disks", spec, z.unknown(), signal);
+    await this.#quick("POST", "/disks", spec, z.unknown(), signal);
   }
 
   /**
@@ -46,11 +52,11 @@ export class BlockdClient {
   /** An unknown disk is fine. Clients of it are disconnected. */
   async closeDisk(disk: string, opts: { deleteUpper: boolean }, signal?: AbortSignal): Promise<void> {
     const path = `/disks/${encodeURIComponent(disk)}?deleteUpper=${opts.deleteUpper}`;
-    await this.#call("DELETE", path, undefined, z.unknown(), signal);
+    await this.#quick("DELETE", path, undefined, z.unknown(), signal);
   }
 
   listDisks(signal?: AbortSignal): Promise<DiskSpec[]> {
-    return this.#call("GET", "/disks", undefined, z.array(diskSpecSchema), signal);
+    return this.#quick("GET", "/disks", undefined, z.array(diskSpecSchema), signal);
   }
 
   /** Raw image (sparse or not) to a sealed layer that stores no zero blocks. */
@@ -61,6 +67,20 @@ export class BlockdClient {
   /** Closes idle connections; calls that run still end. */
   close(): void {
     this.#agent.destroy();
+  }
+
+  async #quick<T>(method: string, path: string, body: unknown, schema: z.ZodType<T>, signal?: AbortSignal): Promise<T> {
+    const deadline = AbortSignal.timeout(this.#deadlineMs);
+    try {
+      const either = signal === undefined ? deadline : AbortSignal.any([signal, deadline]);
+      return await this.#call(method, path, body, schema, either);
+    } catch (e) {
+      if (!deadline.aborted || signal?.aborted === true) throw e;
+      throw new AenvError("UNAVAILABLE", `blockd gave no answer to ${method} ${path} in ${this.#deadlineMs} ms`, {
+        cause: e,
+        hint: "Its log is log/blockd.log in the data folder; npm run down and npm run up start it anew.",
+      });
+    }
   }
 
   async #call<T>(method: string, path: string, body: unknown, schema: z.ZodType<T>, signal?: AbortSignal): Promise<T> {

@@ -1,4 +1,4 @@
-import { chown, mkdir, readFile, rm } from "node:fs/promises";
+import { chown, mkdir, rm } from "node:fs/promises";
 import {
   type Bytes,
   bytes,
@@ -9,6 +9,7 @@ import {
   type SandboxId,
   type SnapshotId,
 } from "@aenv/base";
+import { readTail } from "@aenv/host";
 import type { ResourceKind, RunPurpose } from "@aenv/state";
 import type { Machine, Vm, VmSpec } from "@aenv/vmm";
 import type { Context } from "./context.ts";
@@ -21,8 +22,8 @@ const GUEST_MAC = "02:fc:00:00:00:05";
 /** VMM threads included: QEMU needs about 10 and one more per virtual CPU. */
 const CGROUP_PIDS = 128;
 const CONSOLE_TAIL = 2000;
-/** Waits before another attempt to release what could not be released; then the next start does it. */
-const RELEASE_RETRY_MS = [1000, 5000, 25_000] as const;
+/** Waits before another attempt to release what could not be released: doubled from the first to the most. */
+const RELEASE_RETRY_MS = { first: 1000, most: 30_000 } as const;
 
 export interface RunPlan {
   purpose: Exclude<RunPurpose, "sandbox">;
@@ -197,8 +198,7 @@ export class VmRun {
 
   /** What the guest's kernel printed last; empty where there is nothing. */
   async consoleTail(): Promise<string> {
-    const text = await readFile(this.#ctx.paths.consoleLog(this.id), "latin1").catch(() => "");
-    return text.slice(-CONSOLE_TAIL);
+    return await readTail(this.#ctx.paths.consoleLog(this.id), CONSOLE_TAIL).catch(() => "");
   }
 
   /** Nobody waited for it until now. */
@@ -289,7 +289,7 @@ export class VmRun {
   }
 
   async #retryRelease(signal: AbortSignal): Promise<void> {
-    for (const wait of RELEASE_RETRY_MS) {
+    for (let wait: number = RELEASE_RETRY_MS.first; ; wait = Math.min(RELEASE_RETRY_MS.most, wait * 2)) {
       await wake(this.#ctx.clock, wait, signal);
       try {
         await this.#release();

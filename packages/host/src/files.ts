@@ -1,6 +1,8 @@
 import { randomBytes } from "node:crypto";
+import { constants } from "node:fs";
 import { type FileHandle, open, rename, rm } from "node:fs/promises";
 import { dirname } from "node:path";
+import { AenvError, errnoOf } from "@aenv/base";
 
 /** Makes a directory entry durable. */
 export async function syncDir(path: string): Promise<void> {
@@ -34,4 +36,26 @@ export async function publishFile(
     throw e;
   }
   await syncDir(dirname(path));
+}
+
+/**
+ * The end of a log; empty when there is none. For folders in which an untrusted user writes: follows no link, and waits
+ * for nobody, whatever lies there.
+ */
+export async function readTail(path: string, maxBytes: number): Promise<string> {
+  try {
+    const file = await open(path, constants.O_RDONLY | constants.O_NOFOLLOW | constants.O_NONBLOCK);
+    try {
+      const info = await file.stat();
+      if (!info.isFile()) throw new AenvError("CORRUPT", `${path} is not a file`);
+      const from = Math.max(0, info.size - maxBytes);
+      const { buffer, bytesRead } = await file.read(Buffer.alloc(info.size - from), 0, info.size - from, from);
+      return buffer.toString("utf8", 0, bytesRead);
+    } finally {
+      await file.close();
+    }
+  } catch (e) {
+    if (errnoOf(e) === "ENOENT") return "";
+    throw AenvError.from(e, `read ${path}`);
+  }
 }

@@ -36,6 +36,15 @@ export function isAlive(id: ProcIdentity): boolean {
   return procIdentity(id.pid)?.startTicks === id.startTicks;
 }
 
+/** USER_HZ; the same on every Linux that we run on. */
+const TICKS_PER_SECOND = 100;
+
+/** Time since that process started, ended or not. */
+export function ageMs(id: ProcIdentity): number {
+  const uptime = Number(readFileSync("/proc/uptime", "latin1").split(" ")[0]);
+  return (uptime - id.startTicks / TICKS_PER_SECOND) * 1000;
+}
+
 /** Sends the signal only to that very process. False when it is gone. */
 export function signalExact(id: ProcIdentity, signal: NodeJS.Signals): boolean {
   if (!isAlive(id)) return false;

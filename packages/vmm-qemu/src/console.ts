@@ -4,24 +4,6 @@ import { AenvError, errnoOf } from "@aenv/base";
 import { publishFile } from "@aenv/host";
 import { CONSOLE_LOG_BYTES } from "@aenv/vmm";
 
-/** The end of a log; empty when there is none. Never follows a link. */
-export async function tailOf(path: string, maxBytes: number): Promise<string> {
-  try {
-    const file = await open(path, constants.O_RDONLY | constants.O_NOFOLLOW);
-    try {
-      const { size } = await file.stat();
-      const from = Math.max(0, size - maxBytes);
-      const { buffer, bytesRead } = await file.read(Buffer.alloc(size - from), 0, size - from, from);
-      return buffer.toString("utf8", 0, bytesRead);
-    } finally {
-      await file.close();
-    }
-  } catch (e) {
-    if (errnoOf(e) === "ENOENT") return "";
-    throw AenvError.from(e, `read ${path}`);
-  }
-}
-
 /** Above this a console log is moved on; below the kernel's bound, so that a well-behaved guest loses nothing. */
 const ROTATE_BYTES = CONSOLE_LOG_BYTES / 2;
 
@@ -32,13 +14,15 @@ const ROTATE_BYTES = CONSOLE_LOG_BYTES / 2;
 export async function rotateConsole(path: string): Promise<boolean> {
   let file;
   try {
-    file = await open(path, constants.O_RDWR | constants.O_NOFOLLOW);
+    file = await open(path, constants.O_RDWR | constants.O_NOFOLLOW | constants.O_NONBLOCK);
   } catch (e) {
     if (errnoOf(e) === "ENOENT") return false;
     throw AenvError.from(e, `open ${path}`);
   }
   try {
-    const { size } = await file.stat();
+    const info = await file.stat();
+    if (!info.isFile()) throw new AenvError("CORRUPT", `${path} is not a file`);
+    const { size } = info;
     if (size < ROTATE_BYTES) return false;
     const { buffer, bytesRead } = await file.read(Buffer.alloc(size), 0, size, 0);
     await publishFile(`${path}.1`, buffer.subarray(0, bytesRead), 0o600);

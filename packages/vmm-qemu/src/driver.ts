@@ -1,7 +1,7 @@
 import { chmod, chown, mkdtemp, open, rm, stat } from "node:fs/promises";
 import { dirname } from "node:path";
 import { AenvError, type Bytes, errnoOf, type Logger, mib, newRunId, silentLogger, sleep } from "@aenv/base";
-import { type Cgroups, isAlive, type ProcIdentity } from "@aenv/host";
+import { type Cgroups, isAlive, type ProcIdentity, readTail } from "@aenv/host";
 import {
   CONSOLE_LOG_BYTES,
   type Machine,
@@ -17,7 +17,7 @@ import {
 } from "@aenv/vmm";
 import { hostTscKhz } from "./host-clock.ts";
 import { checkMachine, overheadBytes, qemuArgv, type QemuTraits, runPaths } from "./command-line.ts";
-import { rotateConsole, tailOf } from "./console.ts";
+import { rotateConsole } from "./console.ts";
 import { exitCause } from "./exit-cause.ts";
 import { kvmAccess, PROBE_CMDLINE, PROBE_MARK, type ProbeGuest, probeAcceleration } from "./probe.ts";
 import { Qmp } from "./qmp.ts";
@@ -205,7 +205,7 @@ export class QemuDriver implements VmmDriver {
       const early = signal.aborted ? undefined : await Promise.race([vm.exited, sleep(LATE_EXIT_MS)]);
       await vm.kill();
       if (!early) throw AenvError.from(e, `start VM ${spec.run}`);
-      const log = (await tailOf(facts.vmmLog, 2000)).trim();
+      const log = (await readTail(facts.vmmLog, 2000)).trim();
       throw new AenvError("VMM_FAILED", `QEMU did not start: ${log || early.detail}`, {
         cause: e,
         data: { exit: early },
@@ -269,7 +269,7 @@ export class QemuDriver implements VmmDriver {
       await sleep(CONNECT_POLL_MS);
       exit = this.#claim(identity);
     }
-    const [console, log] = await Promise.all([tailOf(facts.consoleLog, 16_384), tailOf(facts.vmmLog, 16_384)]);
+    const [console, log] = await Promise.all([readTail(facts.consoleLog, 16_384), readTail(facts.vmmLog, 16_384)]);
     const oomKills =
       facts.cgroup === undefined ? 0 : ((await this.#options.cgroups?.stats(facts.cgroup))?.oomKills ?? 0);
     return exitCause({
@@ -316,7 +316,7 @@ export class QemuDriver implements VmmDriver {
       const vm = await this.#spawn(spec, qemuArgv(this.#traits(accel), spec), groups, signal);
       try {
         const end = await untilAborted(vm.exited, signal);
-        const console = await tailOf(spec.consoleLog, CONSOLE_LOG_BYTES);
+        const console = await readTail(spec.consoleLog, CONSOLE_LOG_BYTES);
         if (!console.includes(PROBE_MARK)) throw new AenvError("VMM_FAILED", end.detail);
       } finally {
         await vm.kill();

@@ -3,10 +3,9 @@ import { constants } from "node:fs";
 import { open, readFile, rename, rm, writeFile } from "node:fs/promises";
 import { connect } from "node:net";
 import { AenvError, bytes, type Logger, Mutex, type RunId, sleep } from "@aenv/base";
-import { type Cgroups, isAlive, type ProcIdentity, signalExact } from "@aenv/host";
+import { type Cgroups, isAlive, type ProcIdentity, readTail, signalExact } from "@aenv/host";
 import type { GuestMapping, ProcExit, Vm, VmExit, VmHandle, VmStats, VmStatus } from "@aenv/vmm";
 import { runPaths } from "./command-line.ts";
-import { tailOf } from "./console.ts";
 import { exitCause, shutdownReason } from "./exit-cause.ts";
 import { guestMappings } from "./maps.ts";
 import type { Qmp } from "./qmp.ts";
@@ -209,7 +208,7 @@ export class QemuVm implements Vm {
       try {
         if ((await outcome.promise) === "failed")
           throw new AenvError("CORRUPT", `QEMU refused the device state ${name}`, {
-            data: { log: (await tailOf(this.#facts.vmmLog, 2000)).trim() },
+            data: { log: (await readTail(this.#facts.vmmLog, 2000)).trim() },
           });
       } finally {
         signal.removeEventListener("abort", abort);
@@ -246,8 +245,8 @@ export class QemuVm implements Vm {
     const { consoleLog, vmmLog, cgroup } = this.#facts;
     const quiet = (): string => "";
     const [console, log, oomKills] = await Promise.all([
-      tailOf(consoleLog, TAIL_BYTES).catch(quiet),
-      tailOf(vmmLog, TAIL_BYTES).catch(quiet),
+      readTail(consoleLog, TAIL_BYTES).catch(quiet),
+      readTail(vmmLog, TAIL_BYTES).catch(quiet),
       this.#oomKills(cgroup),
     ]);
     const end = exitCause({
