@@ -18,12 +18,13 @@ export class Database {
 
   constructor(path: string) {
     this.#db = new DatabaseSync(path, { timeout: BUSY_TIMEOUT_MS, enableForeignKeyConstraints: true });
-    this.#db.exec("PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL; PRAGMA temp_store = MEMORY;");
     try {
+      this.#db.exec("PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL; PRAGMA temp_store = MEMORY;");
+      this.#check();
       this.#migrate(path);
     } catch (e) {
       this.#db.close();
-      throw e;
+      throw isDamage(e) ? damaged(path, messageOf(e)) : e;
     }
   }
 
@@ -82,6 +83,12 @@ export class Database {
     return statement;
   }
 
+  /** Damage is found before anything acts on what it left, not when the page is needed. */
+  #check(): void {
+    const found = String(this.#db.prepare("PRAGMA quick_check(1)").get()?.["quick_check"]);
+    if (found !== "ok") throw new Damage(found);
+  }
+
   #migrate(path: string): void {
     const version = (): number => Number(this.#db.prepare("PRAGMA user_version").get()?.["user_version"]);
     if (version() > MIGRATIONS.length)
@@ -97,6 +104,24 @@ export class Database {
       });
     }
   }
+}
+
+class Damage extends Error {}
+
+const SQLITE_CORRUPT = 11;
+const SQLITE_NOTADB = 26;
+
+function isDamage(e: unknown): boolean {
+  if (e instanceof Damage) return true;
+  // The low byte of an extended code is the code.
+  const code = e instanceof Error && "errcode" in e ? Number(e.errcode) & 0xff : 0;
+  return code === SQLITE_CORRUPT || code === SQLITE_NOTADB;
+}
+
+function damaged(path: string, why: string): AenvError {
+  return new AenvError("CORRUPT", `${path} is damaged: ${why}`, {
+    hint: "Put a copy of it back; without one, npm run down -- --purge and npm run up make the node anew, without its sandboxes.",
+  });
 }
 
 export function text(row: Row, column: string): string {

@@ -1,5 +1,5 @@
 import assert from "node:assert/strict";
-import { copyFile, mkdtemp, readdir, rm, stat } from "node:fs/promises";
+import { copyFile, mkdtemp, readdir, readFile, rm, stat, writeFile } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { DatabaseSync } from "node:sqlite";
@@ -207,6 +207,30 @@ test("there is a recorded database of every released schema but the newest", asy
     recorded,
     MIGRATIONS.slice(1).map((_, n) => `v${n + 1}.db`),
   );
+});
+
+test("a damaged database is refused with its name and what to do, wherever the damage is", async () => {
+  const good = fresh();
+  {
+    using state = State.open(good);
+    for (let i = 0; i < 200; i++) state.sandboxes.insert(sandbox());
+  }
+  const whole = await readFile(good);
+  const pages = whole.length / 4096;
+  const damage: Record<string, (b: Buffer) => Buffer> = {
+    "no database": (b) => b.fill("not a database", 0, 4096),
+    "a page in the middle": (b) => b.fill(0xa5, Math.floor(pages / 2) * 4096, (Math.floor(pages / 2) + 1) * 4096),
+    "its second half is missing": (b) => b.subarray(0, Math.ceil(pages / 2) * 4096),
+  };
+  for (const [what, hurt] of Object.entries(damage)) {
+    const path = fresh();
+    await writeFile(path, hurt(Buffer.from(whole)));
+    assert.throws(
+      () => State.open(path),
+      (e) => e instanceof AenvError && e.code === "CORRUPT" && e.message.includes(path) && e.hint.includes("--purge"),
+      what,
+    );
+  }
 });
 
 test("a database of a newer version is refused and left as it is", () => {
