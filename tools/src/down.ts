@@ -1,10 +1,10 @@
 /** `npm run down`: ends every sandbox and process of the node. `-- --purge` also removes its data folder. */
 import { spawn } from "node:child_process";
-import { rm } from "node:fs/promises";
+import { readlink, rm } from "node:fs/promises";
 import { join } from "node:path";
 import { AenvError } from "@aenv/base";
 import { aenvHome, readNodeConfig } from "@aenv/host";
-import { root, runningServer, stopServer } from "./node.ts";
+import { LINK, root, runningServer, stopServer } from "./node.ts";
 import { runSteps } from "./steps.ts";
 
 /** Frees what the node holds on this host: VMs, network, cgroups, blockd and vmd. The server must not run. */
@@ -56,6 +56,7 @@ export async function down(home: string, purge: boolean): Promise<boolean> {
             hint: `Remove ${home} by hand.`,
             run: async () => {
               await rm(home, { recursive: true, force: true });
+              if ((await readlink(LINK).catch(() => "")) === join(root, "bin/aenv")) await rm(LINK);
               return home;
             },
           },

@@ -6,6 +6,8 @@ import { AenvError, messageOf, sleep } from "@aenv/base";
 import { isAlive, type ProcIdentity, readServerFile, signalExact } from "@aenv/host";
 
 export const root = join(import.meta.dirname, "../..");
+/** Where `npm run up` makes `aenv` a command. */
+export const LINK = "/usr/local/bin/aenv";
 
 export interface RunningServer extends ProcIdentity {
   port: number;

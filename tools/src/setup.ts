@@ -1,8 +1,9 @@
 /** The steps from a clone to a running node with its first template; `npm run up` and the tests share them. */
 import { mkdir } from "node:fs/promises";
+import { createServer } from "node:net";
 import { join } from "node:path";
-import { AenvError, sleep } from "@aenv/base";
-import { ensureNodeConfig, guestResolvers, run } from "@aenv/host";
+import { AenvError, errnoOf, sleep } from "@aenv/base";
+import { ensureNodeConfig, guestResolvers, readNodeConfig, run, setNodePort } from "@aenv/host";
 import { ensureBaseDisk, ensureKernel, type Kernel, writeBaseManifest } from "@aenv/images";
 import { buildGuest } from "./build-guest.ts";
 import { RUNTIME } from "./debian-packages.ts";
@@ -13,6 +14,8 @@ import type { Step } from "./steps.ts";
 export interface SetupOptions {
   home: string;
   port: number;
+  /** The port was asked for by name: a node made with another one moves to it. */
+  movePort?: boolean;
   /** More Debian packages than a node needs. */
   packages?: readonly string[];
 }
@@ -38,6 +41,16 @@ export function setupSteps(o: SetupOptions, signal: AbortSignal): Step[] {
   let guestBinary = "";
   let disk = "";
   return [
+    {
+      name: "port",
+      hint: "Set AENV_PORT to a port that is free.",
+      run: async () => {
+        const known = runningServer(o.home);
+        const port = known?.port ?? (o.movePort ? o.port : ((await readNodeConfig(o.home))?.port ?? o.port));
+        if (!known) await mustBeFree(port);
+        return `:${port}`;
+      },
+    },
     {
       name: "Debian packages",
       hint: "Check the network and /etc/apt/sources.list, then run the command again.",
@@ -78,6 +91,7 @@ export function setupSteps(o: SetupOptions, signal: AbortSignal): Step[] {
       run: async () => {
         if (!kernel) throw new AenvError("INTERNAL", "the kernel step did not run");
         const config = await ensureNodeConfig(o.home, { port: o.port });
+        if (o.movePort && config.port !== o.port && !runningServer(o.home)) await setNodePort(o.home, o.port);
         await mkdir(join(o.home, "log"), { recursive: true });
         const guest = { ...GUEST_ADDRESS, dns: await guestResolvers() };
         await writeBaseManifest({ home: o.home, kernel, guestBinary, disk, guest });
@@ -89,7 +103,10 @@ export function setupSteps(o: SetupOptions, signal: AbortSignal): Step[] {
       hint: `Read ${o.home}/log/server.log.`,
       run: async () => {
         const known = runningServer(o.home);
-        if (known) return `already running on :${known.port}`;
+        if (known) {
+          const moved = o.movePort && known.port !== o.port ? `; AENV_PORT=${o.port} needs npm run down first` : "";
+          return `already running on :${known.port}${moved}`;
+        }
         const server = await startServer(o.home, signal);
         return `listening on :${server.port}`;
       },
@@ -100,6 +117,22 @@ export function setupSteps(o: SetupOptions, signal: AbortSignal): Step[] {
       run: (say) => waitForBase(o.home, say, signal),
     },
   ];
+}
+
+/** Told before the first of two minutes of work, not after the last. */
+function mustBeFree(port: number): Promise<void> {
+  return new Promise((resolve, reject) => {
+    const probe = createServer();
+    probe.once("error", (e) => {
+      const hint = `End what listens there (ss -ltnp 'sport = :${port}' names it), or use another: AENV_PORT=${port + 1} npm run up`;
+      reject(
+        errnoOf(e) === "EADDRINUSE"
+          ? new AenvError("CONFLICT", `port ${port} is in use`, { hint })
+          : AenvError.from(e, `listen on port ${port}`),
+      );
+    });
+    probe.listen(port, "127.0.0.1", () => probe.close(() => resolve()));
+  });
 }
 
 interface NodeStatus {

@@ -18,10 +18,13 @@ export async function runSteps(steps: readonly Step[]): Promise<boolean> {
   for (const [i, step] of steps.entries()) {
     const head = `[${String(i + 1).padStart(2)}/${steps.length}] ${step.name.padEnd(34)}`;
     const from = performance.now();
+    let shown = "";
     const show = (note: string): void => {
       if (live) process.stdout.write(`\r\x1b[K${head} ${note.slice(0, 60)}`);
+      else if (note !== shown) process.stdout.write(`${head} ${note}\n`);
+      shown = note;
     };
-    show("…");
+    if (live) show("…");
     const tick = setInterval(
       () => live && process.stdout.write(`\r\x1b[${head.length + 1}C${seconds(performance.now() - from)} `),
       1000,

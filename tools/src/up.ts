@@ -3,26 +3,34 @@ import { symlink, lstat, rm, readlink } from "node:fs/promises";
 import { join } from "node:path";
 import { aenvHome } from "@aenv/host";
 import { demonstrate } from "./demo.ts";
-import { readKey, root, runningServer } from "./node.ts";
+import { LINK, readKey, root, runningServer } from "./node.ts";
 import { setupSteps } from "./setup.ts";
 import { runSteps } from "./steps.ts";
 
 const DEFAULT_PORT = 8000;
-const LINK = "/usr/local/bin/aenv";
 
-/** Makes `aenv` a command; leaves alone what is not our own link. */
+/** Makes `aenv` a command; leaves alone what is not our own link. Returns how to call it. */
 async function linkCli(): Promise<string> {
   const target = join(root, "bin/aenv");
   const found = await lstat(LINK).catch(() => undefined);
   if (found?.isSymbolicLink()) {
-    if ((await readlink(LINK)) === target) return LINK;
+    if ((await readlink(LINK)) === target) return "aenv";
     await rm(LINK);
   } else if (found) return target;
   return symlink(target, LINK).then(
-    () => LINK,
+    () => "aenv",
     () => target,
   );
 }
+
+if (process.argv.length > 2) {
+  console.error(
+    `npm run up takes no options, and was given ${process.argv[2]}. AENV_HOME and AENV_PORT are read from the environment.`,
+  );
+  process.exit(2);
+}
+// `npm run up | head` shall end quietly.
+process.stdout.on("error", () => process.exit(0));
 
 const home = aenvHome();
 const port = Number(process.env["AENV_PORT"] ?? DEFAULT_PORT);
@@ -32,7 +40,7 @@ if (!Number.isInteger(port) || port < 1 || port > 65_535) {
 }
 const signal = new AbortController().signal;
 const ok = await runSteps([
-  ...setupSteps({ home, port }, signal),
+  ...setupSteps({ home, port, movePort: process.env["AENV_PORT"] !== undefined }, signal),
   {
     name: "demonstration",
     hint: `The node runs, but the demonstration failed: read ${home}/log/server.log and run aenv doctor.`,
@@ -41,7 +49,7 @@ const ok = await runSteps([
 ]);
 if (!ok) process.exit(1);
 const url = `http://127.0.0.1:${runningServer(home)?.port ?? port}`;
-const cli = await linkCli();
+const cli = `${process.env["AENV_HOME"] === undefined ? "" : `AENV_HOME=${home} `}${await linkCli()}`;
 console.log(`
 The node runs in the background. To use it from an E2B SDK:
 
@@ -49,5 +57,5 @@ The node runs in the background. To use it from an E2B SDK:
   export E2B_API_URL=${url}
   export E2B_SANDBOX_URL=${url}
 
-${cli} env prints these lines again; ${cli} start opens a shell in a new sandbox.
+"${cli} env" prints these lines again; "${cli} start" opens a shell in a new sandbox.
 Documentation of the API: ${url}/docs      Stop: npm run down`);

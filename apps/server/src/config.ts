@@ -67,6 +67,10 @@ export async function readConfig(argv: readonly string[], env: NodeJS.ProcessEnv
     ...stored,
     ...(values.port === undefined ? {} : { port }),
     ...(values.listen === undefined ? {} : { listen: values.listen }),
+    // A domain that only follows the port follows this one.
+    ...(stored.domain === `localhost:${stored.port}` && values.port !== undefined
+      ? { domain: `localhost:${port}` }
+      : {}),
     ...(values.domain === undefined ? {} : { domain: values.domain }),
     home,
     release: values.release,

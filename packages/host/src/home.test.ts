@@ -4,7 +4,7 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { test } from "node:test";
 import { AenvError } from "@aenv/base";
-import { aenvHome, ensureNodeConfig, readNodeConfig, readServerFile } from "./home.ts";
+import { aenvHome, ensureNodeConfig, readNodeConfig, readServerFile, setNodePort } from "./home.ts";
 
 async function tempHome(undo: AsyncDisposableStack): Promise<string> {
   const home = await mkdtemp(join(tmpdir(), "aenv-home-"));
@@ -41,6 +41,21 @@ for (const bad of [
       (e: unknown) => e instanceof AenvError && e.code === "CORRUPT" && e.message.includes(home),
     );
   });
+
+test("without a domain of its own a node's domain follows its port; one that was set stays", async () => {
+  await using undo = new AsyncDisposableStack();
+  const home = await tempHome(undo);
+  assert.equal((await ensureNodeConfig(home, { port: 8000 })).domain, "localhost:8000");
+  await setNodePort(home, 8300);
+  assert.deepEqual(
+    [(await readNodeConfig(home))?.port, (await readNodeConfig(home))?.domain],
+    [8300, "localhost:8300"],
+  );
+  const own = await tempHome(undo);
+  await ensureNodeConfig(own, { port: 8000, domain: "sb.test" });
+  await setNodePort(own, 8300);
+  assert.equal((await readNodeConfig(own))?.domain, "sb.test");
+});
 
 test("no server file and a broken one both mean that no server is known", async () => {
   await using undo = new AsyncDisposableStack();

@@ -14,7 +14,7 @@ export interface NodeConfig {
   port: number;
   /** Address to listen on. */
   listen: string;
-  /** Sandboxes are reached as `<port>-<id>.<domain>`; may carry a port. */
+  /** Sandboxes are reached as `<port>-<id>.<domain>`; may carry a port. Left out of the file: `localhost:<port>`. */
   domain: string;
 }
 
@@ -40,7 +40,8 @@ export async function readNodeConfig(home: string): Promise<NodeConfig | undefin
     throw AenvError.from(e, `read ${path}`);
   }
   const c = parseJson(text);
-  const { instance, port, listen, domain } = c;
+  const { instance, port, listen } = c;
+  const domain = c["domain"] ?? `localhost:${String(port)}`;
   if (
     typeof instance === "string" &&
     /^[0-9a-f]{4}$/.test(instance) &&
@@ -53,7 +54,7 @@ export async function readNodeConfig(home: string): Promise<NodeConfig | undefin
   )
     return { instance, port, listen, domain };
   throw new AenvError("CORRUPT", `${path} is not a valid configuration`, {
-    hint: `Correct the file: it needs "instance" (4 hex digits), "port", "listen" and "domain".`,
+    hint: `Correct the file: it needs "instance" (4 hex digits), "port" and "listen"; "domain" may be left out.`,
   });
 }
 
@@ -76,11 +77,12 @@ export async function ensureNodeConfig(
   await mkdir(home, { recursive: true });
   // Guests' disks and memory are below: nobody but root looks in; VMMs pass through to the files their uid may read.
   await chmod(home, 0o711);
-  const config: NodeConfig = {
+  // Without a domain of the operator's it follows the port.
+  const config = {
     instance: randomBytes(2).toString("hex"),
     port: defaults.port,
     listen: defaults.listen ?? "127.0.0.1",
-    domain: defaults.domain ?? `localhost:${defaults.port}`,
+    ...(defaults.domain === undefined ? {} : { domain: defaults.domain }),
   };
   const own = join(home, `config.json.${config.instance}`);
   await publishFile(own, `${JSON.stringify(config, null, 2)}\n`);
@@ -95,6 +97,12 @@ export async function ensureNodeConfig(
   const agreed = await readNodeConfig(home);
   if (!agreed) throw new AenvError("CONFLICT", `${home}/config.json vanished while it was made`);
   return agreed;
+}
+
+/** Moves the node to another port, from its next start on. */
+export async function setNodePort(home: string, port: number): Promise<void> {
+  const path = join(home, "config.json");
+  await publishFile(path, `${JSON.stringify({ ...parseJson(await readFile(path, "utf8")), port }, null, 2)}\n`);
 }
 
 /** The running server as it described itself in `server.json`; undefined when there is no such file. */
