@@ -34,15 +34,21 @@ import type {
   BuildTemplateOptions,
   CreateOptions,
   CreateTiming,
+  ForkOptions,
+  ForkResult,
   LayerFile,
   ListFilter,
   LogEntry,
   MetricSample,
   OwnedResource,
   Page,
+  PauseOptions,
   PoolStatus,
   Route,
   SandboxView,
+  SnapshotFilter,
+  SnapshotOptions,
+  SnapshotView,
   TemplateView,
 } from "./types.ts";
 import { viewOf } from "./view.ts";
@@ -216,6 +222,36 @@ export class Engine implements AsyncDisposable {
   ): Promise<{ view: SandboxView; resumed: boolean }> {
     await this.extend(id, timeoutMs);
     return { view: this.get(id), resumed: false };
+  }
+
+  /** False: it was paused already. Joins a pause that runs. */
+  pause(_id: SandboxId, _options: PauseOptions, _signal: AbortSignal): Promise<boolean> {
+    return Promise.reject(notYet());
+  }
+
+  /** The state of a running or paused sandbox, kept under a name or without; the sandbox goes on. */
+  snapshot(_id: SandboxId, _options: SnapshotOptions, _signal: AbortSignal): Promise<SnapshotView> {
+    return Promise.reject(notYet());
+  }
+
+  /** Newest first. */
+  listSnapshots(_filter: SnapshotFilter = {}): { items: SnapshotView[]; next?: string } {
+    return { items: [] };
+  }
+
+  /** By snapshot id or name. False when there is none. */
+  deleteSnapshot(_idOrName: string): Promise<boolean> {
+    return Promise.resolve(false);
+  }
+
+  /** One capture, then children of it; results in the order of the children. The source goes on first. */
+  fork(_id: SandboxId, _options: ForkOptions, _signal: AbortSignal): Promise<ForkResult[]> {
+    return Promise.reject(notYet());
+  }
+
+  /** For the edge: resumes a paused sandbox with autoResume; undefined when there is none, or it is not one of these. */
+  resumeForTraffic(id: SandboxId, _signal: AbortSignal): Promise<Route | undefined> {
+    return Promise.resolve(this.route(id));
   }
 
   /** Oldest first; a sandbox that ended has none (NOT_FOUND). Times in milliseconds, inclusive. */
@@ -420,6 +456,10 @@ function checkCreate(options: CreateOptions, maxTimeoutMs: number): void {
     throw new AenvError("UNIMPLEMENTED", "this node does not pause sandboxes yet", {
       hint: "Create it without autoPause; it is killed when its time is over.",
     });
+}
+
+function notYet(): AenvError {
+  return new AenvError("UNIMPLEMENTED", "this node does not pause sandboxes yet");
 }
 
 const OWNER = "owner";

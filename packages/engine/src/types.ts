@@ -1,5 +1,5 @@
 /** What the engine shows to the API, the edge and the tools. Times are milliseconds since the epoch. */
-import type { Bytes, LayerId, RunId, SandboxId, SnapshotId, TemplateId } from "@aenv/base";
+import type { AenvError, Bytes, LayerId, RunId, SandboxId, SnapshotId, TemplateId } from "@aenv/base";
 import type { RunPurpose, SandboxState } from "@aenv/state";
 import type { Machine } from "@aenv/vmm";
 
@@ -179,3 +179,50 @@ export interface PoolStatus {
   wantHot: number;
   wantPrepared: number;
 }
+
+export interface PauseOptions {
+  /** false: only the disk is kept, and the next resume is a cold boot. Default true. */
+  memory?: boolean;
+}
+
+export interface SnapshotOptions {
+  /** `alias`, `alias:tag` or `team/alias:tag`; the same name again replaces what it stands for. */
+  name?: string;
+  team?: string;
+}
+
+/** A state of a sandbox that is kept and can be created from. */
+export interface SnapshotView {
+  /** `<templateId>:default`; accepted as `template` of a create. */
+  snapshotId: string;
+  templateId: TemplateId;
+  /** Empty where it has none, else `team/alias:tag`. */
+  names: string[];
+  /** Whose state it is. */
+  sandboxId: SandboxId;
+  team: string;
+  cpuCount: number;
+  memoryMB: number;
+  diskSizeMB: number;
+  createdAt: number;
+}
+
+export interface SnapshotFilter {
+  team?: string;
+  sandboxId?: SandboxId;
+  name?: string;
+  /** 1..100, default 100. */
+  limit?: number;
+  cursor?: string;
+}
+
+export interface ForkOptions {
+  /** 1..maxForks. */
+  count: number;
+  timeoutMs: number;
+  /** All or none: where one child fails the others are killed and each result is an error. */
+  atomic?: boolean;
+}
+
+/** One child, or why there is none. */
+export type ForkResult = { view: SandboxView } | { error: AenvError };
