@@ -31,7 +31,10 @@ mkdirSync(dirname(socket), { recursive: true, mode: 0o755 });
 process.umask(0o077);
 mkdirSync(dirname(log), { recursive: true });
 mkdirSync(state, { recursive: true, mode: 0o700 });
-const logger = pino({ name: "blockd" }, pino.destination({ dest: log, sync: true, append: true }));
+const destination = pino.destination({ dest: log, sync: true, append: true, maxLength: 1024 * 1024 });
+// Guests can fill the host's disk: that may cost lines of the log, never the disks.
+destination.on("error", () => {});
+const logger = pino({ name: "blockd" }, destination);
 
 function listen(server: Server, path: string): Promise<void> {
   return new Promise((resolve, reject) => {
