@@ -1,5 +1,6 @@
 /**
- * `npm run bench -- NAME [--json]`: runs bench/src/NAME.ts and prints one object {name, conditions, results}.
+ * `npm run bench -- NAME [--json]` (through tools/src/bench.ts, which installs what is missing) runs bench/src/NAME.ts
+ * and prints one object {name, conditions, results}.
  * `all` runs each briefly. A module exports `run: Bench` (lib/series.ts). Exit code 1 when something failed.
  */
 import { readdirSync } from "node:fs";
@@ -21,7 +22,7 @@ for (const signal of ["SIGINT", "SIGTERM"] as const) {
 
 function explain(e: unknown): string {
   if (!(e instanceof AenvError)) return e instanceof Error ? (e.stack ?? e.message) : messageOf(e);
-  return `${e.message} (${e.hint})`;
+  return `${e.message}${e.hint === "" ? "" : `. ${e.hint}`}`;
 }
 
 async function runOne(name: string, brief: boolean): Promise<Report> {

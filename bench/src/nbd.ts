@@ -15,6 +15,8 @@ import { type BenchOptions, type BenchOutcome, ratio, type Series, series, singl
 
 const BLOCKD = resolve(import.meta.dirname, "../../apps/blockd/src/main.ts");
 const MIB = 2 ** 20;
+/** Not counted: connections and queues fill. */
+const RAMP_MS = 300;
 /** Where a layer's data starts. */
 const LAYER_DATA_OFFSET = 4096;
 
@@ -51,9 +53,10 @@ interface FioResult {
 
 const uri = (socket: string, name: string): string => `nbd+unix:///${name}?socket=${socket}`;
 
-async function fio(target: string, job: Job, seconds: number, o: BenchOptions): Promise<FioResult> {
+async function fio(target: string, job: Job, roundMs: number, o: BenchOptions): Promise<FioResult> {
   const args = ["--name=nbd", "--ioengine=nbd", `--uri=${target}`, `--rw=${job.rw}`, `--bs=${job.bs}`];
-  args.push(`--iodepth=${job.depth}`, "--time_based", `--runtime=${seconds}`, "--ramp_time=1", "--randrepeat=0");
+  args.push(`--iodepth=${job.depth}`, "--time_based", `--runtime=${roundMs}ms`, `--ramp_time=${RAMP_MS}ms`);
+  args.push("--randrepeat=0");
   const { stdout } = await exec("fio", [...args, "--output-format=json", "--percentile_list=50:95:99"], {
     signal: o.signal,
   });
@@ -168,7 +171,7 @@ async function fill(peer: Peer, raw: string, o: BenchOptions): Promise<number> {
 
 export async function run(o: BenchOptions): Promise<BenchOutcome> {
   const size = (o.brief ? 256 : 1024) * MIB;
-  const seconds = o.brief ? 1 : 4;
+  const roundMs = o.brief ? 1000 : 1200;
   const rounds = o.brief ? 1 : 5;
   const dir = await mkdtemp(join(tmpdir(), "aenv-nbd-"));
   const results: Series[] = [];
@@ -186,7 +189,7 @@ export async function run(o: BenchOptions): Promise<BenchOutcome> {
       for (let round = 0; round < rounds; round++) {
         // The order changes so that neither always runs on the warmer machine.
         for (const peer of round % 2 === 0 ? peers : peers.toReversed()) {
-          const r = await fio(job.rw.endsWith("read") ? peer.read : peer.write, job, seconds, o);
+          const r = await fio(job.rw.endsWith("read") ? peer.read : peer.write, job, roundMs, o);
           o.log(`${job.name}, ${peer.name}: ${Math.round(r.rate)} ${job.unit}, p99 ${r.p99.toFixed(2)} ms`);
           seen.get(peer.name)?.push(r);
         }
@@ -196,7 +199,7 @@ export async function run(o: BenchOptions): Promise<BenchOutcome> {
     const conditions = {
       peers: `${await versionOf("qemu-storage-daemon", ["--version"])}; ${await versionOf("fio", ["--version"])}`,
       "disk size": `${size / MIB} MiB, in the page cache`,
-      rounds: `${rounds} of ${seconds} s each, in turns; percentiles are over rounds for rates, of requests (median round) for latencies`,
+      rounds: `${rounds} of ${roundMs} ms each after ${RAMP_MS} ms of warming, in turns; percentiles are over rounds for rates, of requests (median round) for latencies`,
       workers: availableParallelism(),
     };
     return { results, conditions };

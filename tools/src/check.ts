@@ -8,6 +8,7 @@ const CHECKS: readonly (readonly [name: string, ...argv: string[]])[] = [
   ["types", "tsc", "-p", "."],
   ["lint", "oxlint", "--type-aware", "--deny-warnings"],
   ["boundaries", "node", "tools/src/check-boundaries.ts"],
+  ["documents", "node", "tools/src/check-docs.ts"],
   ["dead code", "knip", "--no-progress"],
   ["generated", "node", "apps/cli/src/docs.ts", "--check"],
   ["wire code", "node", "tools/src/generate-guest.ts", "--check"],

@@ -12,18 +12,23 @@ export const RUNTIME = [
   "zstd",
 ] as const;
 
-/** What the tests and benchmarks need on top: outside peers of our own parts. */
-export const TEST = [
-  "cpio",
-  "curl",
-  "fio",
-  "libnbd-bin",
-  "nginx-light",
-  "podman",
-  "python3-venv",
-  "qemu-utils",
-  "wrk",
-] as const;
+/** What each benchmark needs on top: outside peers of our own parts, and tools that measure. */
+export const BENCH: Readonly<Record<string, readonly string[]>> = {
+  create: ["podman"],
+  edge: ["curl", "nginx-light", "wrk"],
+  exec: ["podman"],
+  nbd: ["fio", "libnbd-bin", "qemu-utils"],
+};
+
+/** The packages of the benchmark that a command line names; of all of them for `all`, of none for an unknown name. */
+export function benchPackages(args: readonly string[]): string[] {
+  const names = args.filter((a) => !a.startsWith("-"));
+  const lists = names.includes("all") ? Object.values(BENCH) : names.map((n) => BENCH[n] ?? []);
+  return [...new Set(lists.flat())].toSorted();
+}
+
+/** What the tests need on top. */
+export const TEST: readonly string[] = ["cpio", "python3-venv", ...new Set(Object.values(BENCH).flat())];
 
 /** Packages that are taken from <release>-backports where the release's own version is older than `version`. */
 export const NEWER: Readonly<Record<string, { version: string; why: string }>> = {

@@ -2,13 +2,14 @@
 import { mkdir } from "node:fs/promises";
 import { createServer } from "node:net";
 import { join } from "node:path";
-import { AenvError, errnoOf, sleep } from "@aenv/base";
+import { AenvError, errnoOf } from "@aenv/base";
 import { ensureNodeConfig, guestResolvers, readNodeConfig, run, setNodePort } from "@aenv/host";
 import { ensureBaseDisk, ensureKernel, type Kernel, writeBaseManifest } from "@aenv/images";
+import { ensureBase } from "./base.ts";
 import { buildGuest } from "./build-guest.ts";
 import { RUNTIME } from "./debian-packages.ts";
 import { ensureDebianPackages } from "./debian.ts";
-import { readKey, root, runningServer, startServer } from "./node.ts";
+import { root, runningServer, startServer } from "./node.ts";
 import type { Step } from "./steps.ts";
 
 export interface SetupOptions {
@@ -114,7 +115,7 @@ export function setupSteps(o: SetupOptions, signal: AbortSignal): Step[] {
     {
       name: "template base",
       hint: `Read ${o.home}/log/server.log and the guest's console below ${o.home}/runs.`,
-      run: (say) => waitForBase(o.home, say, signal),
+      run: (say) => ensureBase(o.home, say, signal),
     },
   ];
 }
@@ -133,50 +134,4 @@ function mustBeFree(port: number): Promise<void> {
     });
     probe.listen(port, "127.0.0.1", () => probe.close(() => resolve()));
   });
-}
-
-interface NodeStatus {
-  accel?: string;
-  /** Counts by "template.kind". */
-  pools?: Record<string, number>;
-  base?: { state: "absent" | "building" | "ready" | "failed"; step?: string; error?: string };
-}
-
-/** A template is built by a cold boot, which takes seconds under emulation and may be slow on a busy machine. */
-const BASE_TIMEOUT_MS = 180_000;
-
-/** A node that cannot keep spares works all the same. */
-const SPARE_WAIT_MS = 15_000;
-
-async function waitForBase(home: string, say: (note: string) => void, signal: AbortSignal): Promise<string> {
-  const key = await readKey(home);
-  const until = performance.now() + BASE_TIMEOUT_MS;
-  let spareUntil: number | undefined;
-  while (performance.now() < until) {
-    const server = runningServer(home);
-    if (!server) throw new AenvError("UNAVAILABLE", "the server ended while it built the template");
-    const answer = await fetch(`http://127.0.0.1:${server.port}/v1/node`, {
-      headers: { "X-API-KEY": key },
-      signal: AbortSignal.timeout(10_000),
-    });
-    if (!answer.ok)
-      throw new AenvError("UNAVAILABLE", `GET /v1/node answered ${answer.status}: ${await answer.text()}`);
-    const status = (await answer.json()) as NodeStatus;
-    const base = status.base;
-    if (base?.state === "ready") {
-      const done = `ready (${status.accel ?? "unknown accelerator"})`;
-      // The first create shall show what every later one is like.
-      if (
-        (status.pools?.["base.hot"] ?? 0) > 0 ||
-        performance.now() > (spareUntil ??= performance.now() + SPARE_WAIT_MS)
-      )
-        return done;
-      say("warming the first spare");
-    }
-    if (base?.state === "failed")
-      throw new AenvError("VMM_FAILED", `the template could not be built: ${base.error ?? "unknown"}`);
-    if (base?.state !== "ready") say(base?.step ?? "…");
-    await sleep(100, signal);
-  }
-  throw new AenvError("DEADLINE", `the template was not ready within ${BASE_TIMEOUT_MS / 1000} s`);
 }

@@ -2,6 +2,7 @@
 import { symlink, lstat, rm, readlink } from "node:fs/promises";
 import { join } from "node:path";
 import { aenvHome } from "@aenv/host";
+import { rebuildDamaged } from "./base.ts";
 import { demonstrate } from "./demo.ts";
 import { LINK, readKey, root, runningServer } from "./node.ts";
 import { setupSteps } from "./setup.ts";
@@ -44,7 +45,15 @@ const ok = await runSteps([
   {
     name: "demonstration",
     hint: `The node runs, but the demonstration failed: read ${home}/log/server.log and run aenv doctor.`,
-    run: async (say) => demonstrate(home, say),
+    run: async (say) => {
+      try {
+        return await demonstrate(home, say);
+      } catch (e) {
+        // What a create finds damaged may look whole from outside.
+        if ((await rebuildDamaged(home, say, signal)) === undefined) throw e;
+        return await demonstrate(home, say);
+      }
+    },
   },
 ]);
 if (!ok) process.exit(1);

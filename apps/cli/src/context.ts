@@ -14,7 +14,10 @@ export interface Context {
   readonly client: () => Promise<AenvClient>;
   /** Runs when the command is over, however it ended. */
   readonly defer: (fn: () => void | Promise<void>) => void;
-  /** Aborts at the first Ctrl-C or SIGTERM; asking for it takes over those signals. */
+  /**
+   * Aborts at the first Ctrl-C, SIGTERM or hangup; asking for it takes over those signals until the command is over. Ask
+   * before the first await and before anything is printed: a signal may follow at once.
+   */
   readonly interrupted: () => AbortSignal;
 }
 

@@ -113,7 +113,7 @@ function width(text: string): number {
 
 export function size(bytes: number): string {
   const units = ["B", "KiB", "MiB", "GiB", "TiB"];
-  let n = bytes;
+  let n = bytes < 1024 ? Math.round(bytes) : bytes;
   let unit = 0;
   while (n >= 1024 && unit < units.length - 1) {
     n /= 1024;

@@ -1,6 +1,7 @@
-import { AenvError } from "@aenv/base";
 import { CommanderError, Command as Parser } from "commander";
 import { type Command, flagName, type Option } from "./define.ts";
+import { usageError } from "./exit.ts";
+import { likelyOption } from "./suggest.ts";
 import { COMMANDS, GLOBAL_OPTIONS, invocation } from "./table.ts";
 
 export interface Globals {
@@ -57,6 +58,7 @@ export function parseCommand(command: Command, rest: readonly string[]): Parsed 
     .exitOverride()
     .helpOption(false)
     .allowExcessArguments(false)
+    .showSuggestionAfterError(false)
     .configureOutput({ writeErr: () => {}, writeOut: () => {} });
   const options = { ...command.options, ...GLOBAL_OPTIONS };
   for (const [key, option] of Object.entries<Option>(options)) addOption(parser, key, option);
@@ -76,7 +78,7 @@ export function parseCommand(command: Command, rest: readonly string[]): Parsed 
     }
   } catch (e) {
     if (!(e instanceof CommanderError)) throw e;
-    throw new AenvError("INVALID_ARGUMENT", sentence(e.message), { cause: e, hint: hintFor(command, e.code) ?? usage });
+    throw usageError(sentence(e.message), hintFor(command, e) ?? usage, e);
   }
   const globals = values(GLOBAL_OPTIONS, (key, o) => read(o, key, raw, usage)) as unknown as Globals;
   if (globals.help) return { command, values: {}, globals };
@@ -89,8 +91,7 @@ export function parseCommand(command: Command, rest: readonly string[]): Parsed 
         Object.entries(command.positionals).map(([key, p], i) => {
           const given = operands[i];
           const label = p.label ?? key.toUpperCase();
-          if (given === undefined && !p.variadic && !p.optional)
-            throw new AenvError("INVALID_ARGUMENT", `${label} is missing`, { hint: usage });
+          if (given === undefined && !p.variadic && !p.optional) throw usageError(`${label} is missing`, usage);
           return [key, check(p.schema.safeParse(p.variadic ? (given ?? []) : given), label, usage)];
         }),
       ),
@@ -134,9 +135,7 @@ function check(
 ): unknown {
   if (result.success) return result.data;
   const message = result.error.issues[0]?.message ?? "is not valid";
-  throw new AenvError("INVALID_ARGUMENT", /^(is|are) /.test(message) ? `${label} ${message}` : `${label}: ${message}`, {
-    hint: usage,
-  });
+  throw usageError(/^(is|are) /.test(message) ? `${label} ${message}` : `${label}: ${message}`, usage);
 }
 
 function sentence(message: string): string {
@@ -144,8 +143,10 @@ function sentence(message: string): string {
   return text.charAt(0).toUpperCase() + text.slice(1);
 }
 
-function hintFor(command: Command, code: string): string | undefined {
-  if (code === "commander.unknownOption" && command.exit === "remote" && "command" in command.positionals)
-    return "Write the command after --, as in aenv exec ID -- ls -l.";
-  return undefined;
+function hintFor(command: Command, e: CommanderError): string | undefined {
+  if (e.code !== "commander.unknownOption") return undefined;
+  const given = /'(-[^']*)'/.exec(e.message)?.[1] ?? "";
+  const likely = likelyOption(given, command);
+  if (likely !== undefined || command.exit !== "remote" || !("command" in command.positionals)) return likely;
+  return "Write the command after --, as in aenv exec ID -- ls -l.";
 }

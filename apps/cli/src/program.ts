@@ -1,12 +1,13 @@
-import { AenvError } from "@aenv/base";
 import type { AenvClient } from "@aenv/client";
 import { type Context, requireKey } from "./context.ts";
 import { reportError } from "./errors.ts";
-import { EXIT } from "./exit.ts";
+import { EXIT, interruption, usageError } from "./exit.ts";
 import { Output } from "./output.ts";
 import { findCommand, type Globals, type Parsed, parseCommand } from "./parse.ts";
 import { resolveSettings, type Settings } from "./settings.ts";
-import { COMMANDS, invocation } from "./table.ts";
+import { likelyOption, unknownCommand } from "./suggest.ts";
+import { COMMANDS } from "./table.ts";
+import { onSignals } from "./tty.ts";
 
 /** Runs one command line and resolves with the exit code. Nothing it opened is left open. */
 export async function runProgram(argv: readonly string[], env: NodeJS.ProcessEnv): Promise<number> {
@@ -26,7 +27,7 @@ export async function runProgram(argv: readonly string[], env: NodeJS.ProcessEnv
     }
     return await run(parsed, out, env, deferred);
   } catch (e) {
-    return reportError(e, out, { verbose: early.verbose, remote: found?.command.exit === "remote" });
+    return reportError(e, out, { verbose: early.verbose, command: found?.command });
   } finally {
     for (const fn of deferred.toReversed()) await fn();
   }
@@ -70,11 +71,8 @@ function makeContext(
     interrupted: () => {
       if (interrupted) return interrupted.signal;
       const abort = (interrupted = new AbortController());
-      const stop = (): void => abort.abort(new AenvError("CANCELLED", "Interrupted", { hint: "" }));
-      for (const name of ["SIGINT", "SIGTERM", "SIGHUP"] as const) {
-        process.on(name, stop);
-        context.defer(() => void process.off(name, stop));
-      }
+      const taken = onSignals((name) => abort.abort(interruption(name)));
+      context.defer(() => taken[Symbol.dispose]());
       return abort.signal;
     },
   };
@@ -95,9 +93,11 @@ async function withoutCommand(before: readonly string[], out: Output): Promise<n
       out.line(mainHelp((t) => out.style("bold", t)));
       return EXIT.ok.code;
     }
-    throw new AenvError("INVALID_ARGUMENT", `Unknown option ${before.at(0)}`, {
-      hint: "Run aenv --help for the commands.",
-    });
+    const option = before.find((a) => a.startsWith("-")) ?? "";
+    throw usageError(
+      `Unknown option ${option}`,
+      likelyOption(option, undefined) ?? "Run aenv --help for the commands.",
+    );
   }
   const noun = words[0] ?? "";
   const verbs = COMMANDS.filter((c) => c.name.startsWith(`${noun} `) && !c.hidden);
@@ -106,31 +106,5 @@ async function withoutCommand(before: readonly string[], out: Output): Promise<n
     out.line(nounHelp(noun, (t) => out.style("bold", t)));
     return before.includes("--help") || before.includes("-h") ? EXIT.ok.code : EXIT.usage.code;
   }
-  const wanted = words.slice(0, 2).join(" ");
-  const names = COMMANDS.filter((c) => !c.hidden).flatMap((c) => [c.name, invocation(c), ...(c.aliases ?? [])]);
-  const near = [wanted, noun].map((w) => nearest(w, names)).find((n) => n !== undefined);
-  throw new AenvError("INVALID_ARGUMENT", `There is no command ${JSON.stringify(verbs.length > 0 ? wanted : noun)}`, {
-    hint: near === undefined ? "Run aenv --help for the commands." : `Did you mean aenv ${near}?`,
-  });
-}
-
-/** The name that needs the fewest edits, when that is few for its length. */
-export function nearest(word: string, names: readonly string[]): string | undefined {
-  const scored = names.map((name) => ({ name, edits: edits(word, name) })).sort((a, b) => a.edits - b.edits)[0];
-  return scored !== undefined && scored.edits <= Math.max(1, Math.floor(word.length / 3)) ? scored.name : undefined;
-}
-
-function edits(a: string, b: string): number {
-  let row = Array.from({ length: b.length + 1 }, (_, i) => i);
-  for (let i = 1; i <= a.length; i++) {
-    const next = [i];
-    for (let j = 1; j <= b.length; j++)
-      next[j] = Math.min(
-        (row[j] ?? 0) + 1,
-        (next[j - 1] ?? 0) + 1,
-        (row[j - 1] ?? 0) + (a[i - 1] === b[j - 1] ? 0 : 1),
-      );
-    row = next;
-  }
-  return row[b.length] ?? 0;
+  throw unknownCommand(words);
 }

@@ -110,15 +110,16 @@ describe("sandboxes", () => {
     assert.equal((await cli.run(["template", "info", "nothing"])).code, 3);
   });
 
-  test("metrics --follow goes on until Ctrl-C", async () => {
+  test("metrics --follow prints each sample once", async () => {
     const id = (await cli.ok(["start", "-d"])).trim();
     const child = cli.spawn(["metrics", "--follow", "--json", id]);
     const ended = finished(child);
     await once(child.stdout ?? process.stdin, "data");
-    child.kill("SIGINT");
+    await cli.ok(["delete", id]);
     const r = await ended;
     assert.equal(r.code, 0);
-    for (const line of r.stdout.trim().split("\n")) JSON.parse(line);
+    assert.equal(r.stdout.trim().split("\n").length, 1);
+    JSON.parse(r.stdout);
   });
 
   test("what the shell evaluates is what an SDK needs", async () => {
@@ -230,14 +231,6 @@ describe("questions on a terminal", () => {
     await cli.ok(["list"]);
   });
 
-  test("Ctrl-C at the question for the key gives 130 and the terminal back", async () => {
-    using cli = new Cli({});
-    await using t = new Terminal(cli, ["auth", "login"]);
-    await t.shows("API key: ");
-    t.send("secret\u0003");
-    assert.deepEqual(await t.ended(), { exit: 130, restored: true });
-  });
-
   test("delete --all does nothing unless the answer is yes", async () => {
     await using api = await startApi();
     using cli = new Cli({ AENV_API_URL: api.apiUrl, AENV_API_KEY: api.apiKey });
@@ -291,8 +284,22 @@ describe("errors", () => {
     using cli = new Cli({});
     for (const [args, text] of [
       [["lisst"], /Did you mean aenv list/],
+      [["lsit"], /Did you mean aenv list/],
       [["template", "lst"], /Did you mean aenv template list/],
+      [["tempalte"], /Did you mean aenv template/],
+      [["ps"], /Did you mean aenv list/],
+      [["help", "strat"], /Did you mean aenv start/],
       [["list", "--nothing"], /unknown option '--nothing'/i],
+      [["list", "--stat", "running"], /Did you mean --state/],
+      [["exec", "--usr", "root", "abc", "--", "true"], /Did you mean --user/],
+      [["start", "--time", "5"], /Unknown option '--time'\nhint: .*--help/],
+      [["start", "--detahc"], /Did you mean --detach/],
+      [["--jsn"], /Did you mean --json/],
+      [["--jsn", "list"], /Did you mean --json/],
+      [["start", "--rm", "-d"], /--rm needs a shell/],
+      [["connect"], /ID is missing/],
+      [["exec", "abc"], /CMD is missing/],
+      [["exec", "--tty", "--json", "abc", "--", "true"], /exclude each other/],
       [["list", "--limit", "0"], /--limit: "0" is not a positive whole number/],
       [["list", "-m", "novalue"], /--metadata: "novalue" is not KEY=VALUE/],
       [["list", "extra"], /too many arguments/i],

@@ -146,13 +146,13 @@ describe("exec", () => {
 
   test("an option of the command before -- is explained", async () => {
     const r = await world.cli.run(["exec", world.id, "ls", "-l"]);
-    assert.equal(r.code, 125);
+    assert.equal(r.code, 2);
     assert.match(r.stderr, /after --/);
   });
 
   test("an id that is empty in a script is missing, and the command is not taken for it", async () => {
     const r = await world.cli.run(["exec", "--", "uname", "-a"]);
-    assert.equal(r.code, 125);
+    assert.equal(r.code, 2);
     assert.match(r.stderr, /ID is missing/);
     assert.match((await world.cli.run(["exec", world.id, "--"])).stderr, /CMD is missing/);
   });
@@ -260,6 +260,23 @@ describe("a terminal", () => {
     assert.equal((await t.ended()).exit, 0);
     const id = (await world.cli.ok(["list", "-q", "-m", "name=stays"])).trim();
     assert.ok(t.output.includes(`aenv connect ${id}`));
+  });
+
+  test("an open shell holds a lease: the sandbox lives on, however short its time, from before the shell can be used", async () => {
+    const leftOf = async (id: string): Promise<number> => {
+      const { endAt } = JSON.parse(await world.cli.ok(["info", "--json", id])) as { endAt: string };
+      return (Date.parse(endAt) - Date.now()) / 1000;
+    };
+    await using started = new Terminal(world.cli, ["start", "--timeout", "20", "--name", "short"]);
+    started.send("echo $((3000+21))\r");
+    await started.shows("3021");
+    const id = (await world.cli.ok(["list", "-q", "-m", "name=short"])).trim();
+    assert.ok((await leftOf(id)) > 20);
+    const other = (await world.cli.ok(["start", "-d", "--timeout", "20"])).trim();
+    await using connected = new Terminal(world.cli, ["connect", other, "--timeout", "1"]);
+    connected.send("echo $((3000+22))\r");
+    await connected.shows("3022");
+    assert.ok((await leftOf(other)) > 20);
   });
 
   test("a connection that breaks is reported, and the terminal set back", async () => {

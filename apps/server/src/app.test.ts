@@ -1,6 +1,8 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
+import { messageOf } from "@aenv/base";
 import { LATER, type RouteDef, ROUTE_IDS, ROUTES } from "@aenv/contract";
+import { run } from "@aenv/host";
 import { call, errorOf, send } from "../test/client.ts";
 import { fakeServer } from "../test/fake-server.ts";
 
@@ -125,4 +127,59 @@ test("the page for people shows every route and error and loads nothing from els
   const anchors = new Set([...text.matchAll(/ id="([^"]+)"/g)].map((m) => m[1]));
   for (const [, target] of text.matchAll(/href="#([^"]+)"/g)) assert.ok(anchors.has(target), target);
   assert.doesNotMatch(text, /<script|<link|<img|src=|@import|url\(/);
+});
+
+/** What a reader copies from the page. */
+const examplesOf = (html: string): string[] =>
+  [...html.matchAll(/<pre>([^]*?)<\/pre>/g)].map(([, code = ""]) =>
+    code.replace(/&(amp|lt|gt|quot);/g, (_, name: string) => ({ amp: "&", lt: "<", gt: ">", quot: '"' })[name] ?? ""),
+  );
+
+test("the page's examples name the node as its reader has reached it, and nothing that has to be filled in or installed", async () => {
+  await using server = fakeServer();
+  for (const [headers, base] of [
+    [{ host: "node.example:8123" }, "http://node.example:8123"],
+    [{ host: "[::1]:8000" }, "http://[::1]:8000"],
+    [{ host: "sb.example", "x-forwarded-proto": "https" }, "https://sb.example"],
+    [{ host: 'a"<script>' }, "http://localhost:8000"],
+  ] as const) {
+    const { text } = await send(server, "GET", "/docs", { headers });
+    const examples = examplesOf(text);
+    for (const url of examples.flatMap((e) => e.match(/https?:\/\/[^\s"'$]+/g) ?? []))
+      assert.ok(url.startsWith(base) || url.startsWith("http://8080-"), url);
+    assert.ok(examples.some((e) => e.includes(`export E2B_API_URL=${base}\n`)));
+    assert.ok(
+      examples.some((e) => e.includes("http://8080-$id.localhost:8000/")),
+      "the node's own domain",
+    );
+    assert.ok(examples.filter((e) => e.startsWith("curl")).every((e) => e.includes(base)));
+    assert.doesNotMatch(examples.join("\n"), /\bjq\b|@/);
+    assert.doesNotMatch(text, /<script/);
+  }
+});
+
+test("the page's first example runs as it stands", async (t) => {
+  await using server = fakeServer();
+  const origin = await server.app.listen({ port: 0, host: "127.0.0.1" });
+  const page = await (await fetch(`${origin}/docs`)).text();
+  const create = /^id=\$\([^]*?\)$/m.exec(examplesOf(page).find((e) => e.startsWith("id=")) ?? "")?.[0];
+  assert.ok(create);
+  try {
+    const env = { PATH: process.env["PATH"] ?? "", E2B_API_KEY: server.key };
+    const { stdout } = await run("bash", ["-c", `${create}; echo "$id"`], { env });
+    assert.ok(server.engine.sandboxes.has(stdout.trim()), stdout);
+  } catch (e) {
+    if (!/curl: command not found/.test(messageOf(e))) throw e;
+    t.skip("curl is not installed");
+  }
+});
+
+test("the page marks what this version does not have", async () => {
+  await using server = fakeServer();
+  const { text } = await call(server, "docs");
+  const later = text.slice(text.indexOf('id="later"'), text.indexOf('id="errors"'));
+  for (const { method, path } of LATER) {
+    const row = later.split("<tr>").find((r) => r.includes(`>${method}<`) && r.includes(`<code>${path}</code>`));
+    assert.match(row ?? "", /not available yet/, `${method} ${path}`);
+  }
 });

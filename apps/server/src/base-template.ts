@@ -1,9 +1,9 @@
 import { readFile } from "node:fs/promises";
-import { join } from "node:path";
 import { type Logger, messageOf, mib } from "@aenv/base";
-import type { Engine } from "@aenv/engine";
+import { damageOf, type Engine } from "@aenv/engine";
 import { publishFile } from "@aenv/host";
-import { type BaseManifest, readBaseManifest } from "@aenv/images";
+import { BASE_NAME, type BaseManifest, baseMarker, readBaseManifest } from "@aenv/images";
+import type { State } from "@aenv/state";
 
 export interface BaseStatus {
   state: "absent" | "building" | "ready" | "failed";
@@ -12,21 +12,29 @@ export interface BaseStatus {
   error?: string;
 }
 
-const NAME = "base";
-
 /**
  * Keeps the template `base` equal to what set-up left in the data folder: builds it when it is missing or was made from
- * another kernel, guest binary or root filesystem. A failed build leaves the former template in use.
+ * another kernel, guest binary or root filesystem, and when its files are damaged. A failed build leaves the former
+ * template in use.
  */
 export class BaseTemplate {
   readonly #home: string;
   readonly #engine: Pick<Engine, "templates" | "importLayer" | "buildTemplate">;
+  readonly #snapshots: Pick<State["snapshots"], "get">;
   readonly #logger: Logger;
   #status: BaseStatus = { state: "absent" };
 
-  constructor(home: string, engine: Pick<Engine, "templates" | "importLayer" | "buildTemplate">, logger: Logger) {
+  constructor(
+    home: string,
+    rooms: {
+      engine: Pick<Engine, "templates" | "importLayer" | "buildTemplate">;
+      snapshots: Pick<State["snapshots"], "get">;
+    },
+    logger: Logger,
+  ) {
     this.#home = home;
-    this.#engine = engine;
+    this.#engine = rooms.engine;
+    this.#snapshots = rooms.snapshots;
     this.#logger = logger;
   }
 
@@ -39,7 +47,7 @@ export class BaseTemplate {
     try {
       const manifest = await readBaseManifest(this.#home);
       if (!manifest) return;
-      if (this.#engine.templates.exists(NAME) && (await this.#builtFrom()) === manifest.fingerprint) {
+      if ((await this.#builtFrom()) === manifest.fingerprint && (await this.#intact())) {
         this.#status = { state: "ready" };
         return;
       }
@@ -52,12 +60,17 @@ export class BaseTemplate {
     }
   }
 
-  get #marker(): string {
-    return join(this.#home, "images/base-built.json");
+  async #intact(): Promise<boolean> {
+    const template = this.#engine.templates.resolve(BASE_NAME);
+    const snapshot = template && this.#snapshots.get(template.snapshotId);
+    if (snapshot === undefined) return false;
+    const damage = await damageOf(snapshot);
+    if (damage) this.#logger.warn({ error: damage.message }, "the template base is damaged and built again");
+    return damage === undefined;
   }
 
   async #builtFrom(): Promise<string | undefined> {
-    const text = await readFile(this.#marker, "utf8").catch(() => "{}");
+    const text = await readFile(baseMarker(this.#home), "utf8").catch(() => "{}");
     try {
       return (JSON.parse(text) as { fingerprint?: string }).fingerprint;
     } catch {
@@ -74,7 +87,7 @@ export class BaseTemplate {
     const baseLayer = await this.#engine.importLayer(manifest.disk, signal);
     await this.#engine.buildTemplate(
       {
-        name: NAME,
+        name: BASE_NAME,
         baseLayer,
         sizeBytes: mib(manifest.sizeBytes / 2 ** 20),
         machine: {
@@ -89,7 +102,7 @@ export class BaseTemplate {
       },
       signal,
     );
-    await publishFile(this.#marker, JSON.stringify({ fingerprint: manifest.fingerprint }));
+    await publishFile(baseMarker(this.#home), JSON.stringify({ fingerprint: manifest.fingerprint }));
     this.#logger.info({ ms: Math.round(performance.now() - started) }, "the template base was built");
   }
 }

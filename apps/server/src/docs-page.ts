@@ -1,4 +1,13 @@
-import { COMMON_ERRORS, ERROR_TABLE, errorsOf, ROUTE_IDS, ROUTES, type RouteDef, type Tag } from "@aenv/contract";
+import {
+  COMMON_ERRORS,
+  ERROR_TABLE,
+  errorsOf,
+  LATER,
+  ROUTE_IDS,
+  ROUTES,
+  type RouteDef,
+  type Tag,
+} from "@aenv/contract";
 import { z } from "zod";
 
 const escapeHtml = (text: string): string =>
@@ -65,7 +74,7 @@ function curlOf(def: RouteDef): string {
     parts.push(`-H "Content-Type: application/json"`, `-d '${JSON.stringify(def.example)}'`);
   }
   const path = def.path.replace(/\{(\w+)\}/g, (_, name: string) => `$${name.replace(/ID$/, "_ID").toUpperCase()}`);
-  parts.push(`"$E2B_API_URL${path}"`);
+  parts.push(`"${BASE}${path}"`);
   return parts.join(parts.length > 2 ? " \\\n  " : " ");
 }
 
@@ -119,8 +128,12 @@ table{border-collapse:collapse;width:100%;font-size:.9rem}td,th{text-align:left;
 @media(max-width:60rem){body{display:block}nav{position:static;height:auto;border:0}main{padding:1rem 1.5rem}}
 `;
 
-const START = `export E2B_API_URL=http://localhost:8000
-export E2B_SANDBOX_URL=$E2B_API_URL
+/** Stand for where the node is, which only a request tells. */
+const BASE = "@base-url@";
+const DOMAIN = "@domain@";
+
+const START = `export E2B_API_URL=${BASE}
+export E2B_SANDBOX_URL=${BASE}
 export E2B_API_KEY=e2b_...        # aenv env prints all three`;
 const TYPESCRIPT = `import { Sandbox } from "e2b";
 
@@ -132,13 +145,29 @@ const PYTHON = `from e2b import Sandbox
 with Sandbox.create("base") as sandbox:
     print(sandbox.commands.run("uname -a").stdout)`;
 const CURL = `id=$(curl -s -H "X-API-KEY: $E2B_API_KEY" -H "Content-Type: application/json" \\
-  -d '{"templateID":"base"}' "$E2B_API_URL/v2/sandboxes" | jq -r .sandboxID)
+  -d '{"templateID":"base"}' "${BASE}/v2/sandboxes" | grep -o '"sandboxID":"[^"]*"' | cut -d'"' -f4)
 # a web server on port 8080 of the sandbox, by headers or by host name:
-curl -H "E2b-Sandbox-Id: $id" -H "E2b-Sandbox-Port: 8080" "$E2B_API_URL/"
-curl "http://8080-$id.localhost:8000/"`;
+curl -H "E2b-Sandbox-Id: $id" -H "E2b-Sandbox-Port: 8080" "${BASE}/"
+curl "http://8080-$id.${DOMAIN}/"`;
+
+/** A feature's endpoints that this version answers with 501. */
+function laterSection(): string {
+  if (LATER.length === 0) return "";
+  const rows = LATER.map(
+    ({ method, path, feature }) =>
+      `<tr><td><b class="method ${method}">${method}</b> <code>${escapeHtml(path)}</code></td><td>${escapeHtml(feature)}</td><td><span class="note">not available yet</span></td></tr>`,
+  );
+  return `<h2 id="later">Not available yet</h2><p>Parts of the E2B API that this version answers with 501.</p><table><tbody>${rows.join("")}</tbody></table>`;
+}
+
+/** Writes the page; `at` fills in where the reader has reached this node. */
+export function docsPage(facts: { version: string }): (at: { baseUrl: string; domain: string }) => string {
+  const page = pageWith(facts);
+  return ({ baseUrl, domain }) => page.replaceAll(BASE, escapeHtml(baseUrl)).replaceAll(DOMAIN, escapeHtml(domain));
+}
 
 /** The API for people: one page, no scripts, nothing from elsewhere. */
-export function docsPage({ version }: { version: string }): string {
+function pageWith({ version }: { version: string }): string {
   const tags = Object.keys(TAGS) as Tag[];
   const of = (tag: Tag): [string, RouteDef][] =>
     ROUTE_IDS.map((id): [string, RouteDef] => [id, ROUTES[id]]).filter(([, def]) => def.tag === tag);
@@ -164,13 +193,14 @@ export function docsPage({ version }: { version: string }): string {
   ).join("");
   return `<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">
 <title>AgentENV API</title><style>${STYLE}</style></head><body>
-<nav><strong>AgentENV ${escapeHtml(version)}</strong><a href="#start">Start</a><a href="#errors">Errors</a><a href="/openapi.json">openapi.json</a>${nav}</nav>
+<nav><strong>AgentENV ${escapeHtml(version)}</strong><a href="#start">Start</a><a href="#errors">Errors</a><a href="/openapi.json">openapi.json</a>${nav}${LATER.length > 0 ? '<h2><a href="#later">Not available yet</a></h2>' : ""}</nav>
 <main><h1 id="start">AgentENV API</h1>
 <p>Sandboxes that are virtual machines. The official E2B SDKs work with it unchanged; this page describes what they call.</p>
 <pre>${escapeHtml(START)}</pre><h4>TypeScript</h4><pre>${escapeHtml(TYPESCRIPT)}</pre><h4>Python</h4><pre>${escapeHtml(PYTHON)}</pre><h4>curl</h4><pre>${escapeHtml(CURL)}</pre>
 <p>Send the key as <code>X-API-KEY</code> or as a bearer token. Traffic of a sandbox itself needs no API key: its agent on port 49983 asks for the access token that create gave.
 Unknown fields are ignored; ids in a path may be percent-encoded; a body may have up to 16 MiB.</p>
 ${body}
+${laterSection()}
 <h2 id="errors">Errors</h2><p>Every failure has a JSON body <code>{"code", "message", "error_code"}</code>: the HTTP status, what happened with what to do, and a name that never changes its meaning.
 <code>Should-Retry</code> says whether the same request may work later, <code>Retry-After</code> after how many seconds.</p>
 <table><thead><tr><th>error_code</th><th>status</th><th>retry</th><th>what to do</th></tr></thead><tbody>${errors}</tbody></table>

@@ -3,7 +3,8 @@ import { mkdirSync, mkdtempSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { test } from "node:test";
-import { checkDisk, ownerKey, reconcile, report, scanHost } from "./doctor.ts";
+import { AenvError } from "@aenv/base";
+import { checkDisk, ownerKey, reconcile, report, scanHost, templateCheck } from "./doctor.ts";
 
 test("a resource that nobody claims is a leak, and the report says so", () => {
   const found = [
@@ -85,4 +86,15 @@ test("a node without any folder yet has no resources", async () => {
   } finally {
     rmSync(home, { recursive: true });
   }
+});
+
+test("a template that cannot be launched is a finding with the file and what to do", () => {
+  const damage = new AenvError("CORRUPT", "/data/snapshots/s1/memory is missing");
+  const base = templateCheck("base", damage);
+  assert.deepEqual([base.ok, base.detail], [false, "/data/snapshots/s1/memory is missing"]);
+  assert.match(base.fix ?? "", /npm run up/);
+  assert.match(templateCheck("mine", damage).fix ?? "", /aenv template delete mine/);
+  const passing = templateCheck("base", new AenvError("NO_SPACE", "the disk is full"));
+  assert.equal(passing.name, "template base has spares");
+  assert.match(passing.fix ?? "", /disk/);
 });

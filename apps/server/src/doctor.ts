@@ -1,9 +1,10 @@
 /** `aenv doctor`: every resource of this node on the host, with its owner. One without an owner is a leak. */
 import { readdir, readFile, statfs } from "node:fs/promises";
 import { join } from "node:path";
-import { errnoOf, messageOf } from "@aenv/base";
+import { type AenvError, errnoOf, messageOf } from "@aenv/base";
 import type { Check, DoctorReport, Resource } from "@aenv/contract";
 import { parentOf, processes } from "@aenv/host";
+import { BASE_NAME } from "@aenv/images";
 
 export type Kind =
   | "process"
@@ -143,6 +144,21 @@ export async function checkDisk(home: string): Promise<Check> {
   } catch (e) {
     return { name, ok: false, detail: messageOf(e), fix: `Make ${home} readable for the server.` };
   }
+}
+
+/** Why sandboxes of a template cannot be made, or only slowly. Damage stays until somebody acts; the rest may pass. */
+export function templateCheck(template: string, error: AenvError): Check {
+  const damaged = error.code === "CORRUPT";
+  const rebuild =
+    template === BASE_NAME
+      ? "Run npm run up: it builds base again. Sandboxes that run go on."
+      : `Build it again, or delete it: aenv template delete ${template}`;
+  return {
+    name: `template ${template} ${damaged ? "is whole" : "has spares"}`,
+    ok: false,
+    detail: error.message,
+    fix: damaged ? rebuild : error.hint,
+  };
 }
 
 export function report(checks: readonly Check[], resources: readonly Resource[]): DoctorReport {

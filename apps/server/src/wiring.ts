@@ -5,7 +5,7 @@ import { join } from "node:path";
 import { AenvError, type Logger, messageOf, type SandboxId, systemClock, TaskGroup } from "@aenv/base";
 import { BlockdClient } from "@aenv/block";
 import type { Check, DoctorReport } from "@aenv/contract";
-import { Engine } from "@aenv/engine";
+import { damageOf, Engine } from "@aenv/engine";
 import { GuestClient } from "@aenv/guest";
 import { Cgroups, guestResolvers } from "@aenv/host";
 import { readBaseManifest } from "@aenv/images";
@@ -19,7 +19,7 @@ import { buildApp } from "./app.ts";
 import { BaseTemplate } from "./base-template.ts";
 import type { ServerConfig } from "./config.ts";
 import { Daemon, superviseDaemons } from "./daemons.ts";
-import { checkDisk, ownerKey, reconcile, report, scanHost } from "./doctor.ts";
+import { checkDisk, ownerKey, reconcile, report, scanHost, templateCheck } from "./doctor.ts";
 import { ensureFirstKey } from "./first-key.ts";
 import { allHandlers } from "./handlers.ts";
 import { type Reading, ServerMetrics } from "./metrics.ts";
@@ -93,7 +93,7 @@ export async function openNode(config: ServerConfig, logger: Logger, signal: Abo
     (e) => e.close(),
   );
   undo.defer(engine.onRunEnded((run) => edge.endRun(run)));
-  const base = new BaseTemplate(home, engine, logger);
+  const base = new BaseTemplate(home, { engine, snapshots: state.snapshots }, logger);
   const rooms = { config, daemons, blockd, network, cgroups, state, engine, edge, base, probe, driver, timings };
   const metrics = undo.use(new ServerMetrics(readings(rooms)));
   const node = nodeApi(rooms);
@@ -227,7 +227,13 @@ async function examine(rooms: Rooms): Promise<DoctorReport> {
   for (const r of engine.resources()) owners.set(ownerKey(r.kind, r.name), `${r.owner.kind} ${r.owner.id}`);
   for (const s of state.snapshots.list()) owners.set(ownerKey("snapshot", join(home, "snapshots", s.id)), "template");
   for (const l of state.layers.list()) owners.set(ownerKey("layer", join(home, "layers", l.id)), "snapshot");
-  const checks = [...daemons.map(checkDaemon), checkBase(base), await checkDisk(home), ...(await checkSlots(network))];
+  const checks = [
+    ...daemons.map(checkDaemon),
+    checkBase(base),
+    ...(await checkTemplates(engine, state)),
+    await checkDisk(home),
+    ...(await checkSlots(network)),
+  ];
   return report(checks, reconcile(found, owners));
 }
 
@@ -254,6 +260,18 @@ function checkBase({ status }: BaseTemplate): Check {
   const ok = status.state === "ready";
   const detail = [status.state, status.step, status.error].filter((x) => x !== undefined).join(": ");
   return { name: "template base", ok, detail, ...(ok ? {} : { fix: "Run npm run up; the server log says more." }) };
+}
+
+/** Templates whose files are damaged, or of which no spare could be made the last time. */
+async function checkTemplates(engine: Engine, state: State): Promise<Check[]> {
+  const failed = new Map(engine.pools().flatMap((p) => (p.lastError ? [[p.snapshotId, p.lastError]] : [])));
+  const checks: Check[] = [];
+  for (const t of engine.templates.list()) {
+    const snapshot = state.snapshots.get(t.snapshotId);
+    const error = (snapshot && (await damageOf(snapshot))) ?? failed.get(t.snapshotId);
+    if (error) checks.push(templateCheck(t.name, error));
+  }
+  return checks;
 }
 
 function readings({ engine, edge, network, daemons }: Rooms): Reading[] {

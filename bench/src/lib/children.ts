@@ -21,7 +21,10 @@ export class Children implements AsyncDisposable {
   start(cmd: string, args: readonly string[], stdout: "ignore" | "pipe" = "ignore"): ChildProcess & { pid: number } {
     const child = spawn(cmd, args, { stdio: ["ignore", stdout, "inherit"] });
     child.on("error", () => {});
-    if (child.pid === undefined) throw new AenvError("UNAVAILABLE", `${cmd} is not installed`);
+    if (child.pid === undefined)
+      throw new AenvError("UNAVAILABLE", `${cmd} is not installed`, {
+        hint: "npm run bench installs it as root; this benchmark compares with it.",
+      });
     this.#all.push(child);
     return child as ChildProcess & { pid: number };
   }

@@ -33,7 +33,10 @@ export class Podman implements AsyncDisposable {
 
   static async open(home: string, signal: AbortSignal): Promise<Podman> {
     const version = await versionOf("podman", ["--version"]);
-    if (!version.startsWith("podman")) throw new AenvError("UNAVAILABLE", `podman: ${version}`);
+    if (!version.startsWith("podman"))
+      throw new AenvError("UNAVAILABLE", `podman cannot be run: ${version}`, {
+        hint: "npm run bench installs it as root; this benchmark compares with it.",
+      });
     const manifest = await readBaseManifest(home);
     if (!manifest) throw new AenvError("UNAVAILABLE", `${home} has no base image`, { hint: "Run npm run up first." });
     const dir = await mkdtemp(join(tmpdir(), "aenv-bench-rootfs-"));

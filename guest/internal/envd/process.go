@@ -37,6 +37,7 @@ type process struct {
 	tty     *os.File // nil without a terminal
 
 	exited   atomic.Bool
+	gone     chan struct{} // closed when the registry no longer finds it
 	deadline *time.Timer
 	outputs  []*outputReader
 	drained  sync.WaitGroup
@@ -61,7 +62,7 @@ func (r *registry) start(l launch) (*process, *subscriber, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	p := &process{config: l.config, tag: l.tag}
+	p := &process{config: l.config, tag: l.tag, gone: make(chan struct{})}
 	var files [3]*os.File
 	var mine []*os.File // closed here when the start fails
 	var theirs []*os.File
@@ -206,6 +207,7 @@ func (p *process) wait(r *registry, child *os.Process) {
 		p.deadline.Stop()
 	}
 	r.ended(p)
+	close(p.gone)
 	for _, out := range p.outputs {
 		_ = out.file.SetReadDeadline(time.Unix(1, 0))
 	}

@@ -249,7 +249,12 @@ func (ps *processService) StreamInput(ctx context.Context, stream *connect.Clien
 	return &pb.StreamInputResponse{}, nil
 }
 
-func (ps *processService) SendSignal(_ context.Context, req *pb.SendSignalRequest) (*pb.SendSignalResponse, error) {
+// killWait bounds how long a SIGKILL waits for the process to be gone: one that the kernel holds may take longer.
+var killWait = time.Second
+
+// SendSignal answers a SIGKILL when the process is gone from the list, so that "killed" is true for whoever asks next;
+// other signals may be ignored and are not waited for.
+func (ps *processService) SendSignal(ctx context.Context, req *pb.SendSignalRequest) (*pb.SendSignalResponse, error) {
 	p, err := ps.find(req.GetProcess(), false)
 	if err != nil {
 		return nil, err
@@ -268,6 +273,15 @@ func (ps *processService) SendSignal(_ context.Context, req *pb.SendSignalReques
 			return nil, connect.NewError(connect.CodeNotFound, fmt.Errorf("process with pid %d not found", p.pid))
 		}
 		return nil, connect.NewError(connect.CodeInternal, fmt.Errorf("error sending signal: %w", err))
+	}
+	if sig == syscall.SIGKILL {
+		limit := time.NewTimer(killWait)
+		defer limit.Stop()
+		select {
+		case <-p.gone:
+		case <-limit.C:
+		case <-ctx.Done():
+		}
 	}
 	return &pb.SendSignalResponse{}, nil
 }

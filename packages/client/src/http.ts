@@ -190,8 +190,10 @@ function errorOf(reply: Reply, method: string, path: string): AenvError {
   const code = named in ERROR_CODES ? (named as ErrorCode) : (BY_STATUS[reply.status] ?? "INTERNAL");
   const text =
     typeof body["message"] === "string" ? body["message"] : `${method} ${path} was answered with ${reply.status}`;
-  // The server appends what to do for clients that show only the message; ours shows it on a line of its own.
+  const data = { status: reply.status, request: `${method} ${path}` };
+  // The server appends what to do: the hint of the code, which ours show on a line of its own, or a better one.
   const { hint } = ERROR_CODES[code];
-  const message = text.endsWith(` ${hint}`) ? text.slice(0, -hint.length - 1) : text;
-  return new AenvError(code, message, { data: { status: reply.status, request: `${method} ${path}` } });
+  if (text.endsWith(` ${hint}`)) return new AenvError(code, text.slice(0, -hint.length - 1), { data });
+  const ours = typeof body["error_code"] === "string";
+  return new AenvError(code, text, { data, ...(ours ? { hint: "" } : {}) });
 }

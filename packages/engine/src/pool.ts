@@ -1,5 +1,5 @@
 /** The spares of one snapshot; what Pools (pools.ts) decides about. */
-import type { RunId } from "@aenv/base";
+import type { AenvError, RunId } from "@aenv/base";
 import type { SnapshotRecord } from "@aenv/state";
 import type { Watermarks } from "./config.ts";
 import type { VmRun } from "./run.ts";
@@ -20,6 +20,8 @@ export class SnapshotPool {
   readonly making: Record<SpareKind, number> = { hot: 0, prepared: 0 };
   lastUsed: number;
   closed = false;
+  /** Why there was no VM the last time, until one is made. */
+  lastError: AenvError | undefined;
   #failures = 0;
   #retryAt = 0;
 
@@ -75,12 +77,14 @@ export class SnapshotPool {
     return [...this.spares.hot.splice(0), ...this.spares.prepared.splice(0)];
   }
 
-  failed(now: number): number {
+  failed(now: number, e: AenvError): number {
+    this.lastError = e;
     const wait = Math.min(MAX_BACKOFF_MS, 1000 * 2 ** this.#failures++);
     this.#retryAt = now + wait;
     return wait;
   }
   succeeded(): void {
+    this.lastError = undefined;
     this.#failures = 0;
     this.#retryAt = 0;
   }

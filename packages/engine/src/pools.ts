@@ -2,6 +2,7 @@ import { AenvError, deadline, messageOf, Semaphore, type SnapshotId } from "@aen
 import type { SnapshotRecord } from "@aenv/state";
 import type { Watermarks } from "./config.ts";
 import type { Context } from "./context.ts";
+import { damageOf } from "./damage.ts";
 import { prepareRun, primeRun, startRun } from "./launch.ts";
 import { Phases } from "./phases.ts";
 import { SnapshotPool, type SpareKind } from "./pool.ts";
@@ -42,6 +43,7 @@ export class Pools {
       refilling: p.making.hot + p.making.prepared,
       wantHot: p.want.hot,
       wantPrepared: p.want.prepared,
+      ...(p.lastError === undefined ? {} : { lastError: p.lastError }),
     }));
   }
 
@@ -80,8 +82,16 @@ export class Pools {
       }
     }
     pool.grow("prepared");
-    const run = await this.#prepare(snapshot, phases, signal);
-    return { run: await this.#start(run, snapshot, phases, signal), source: "cold" };
+    try {
+      const run = await this.#prepare(snapshot, phases, signal);
+      return { run: await this.#start(run, snapshot, phases, signal), source: "cold" };
+    } catch (e) {
+      if (signal.aborted) throw e;
+      const why = (await damageOf(snapshot)) ?? AenvError.from(e, "launch");
+      // Damaged files stay damaged: the doctor shall know, too.
+      if (why.code === "CORRUPT") pool.lastError = why;
+      throw why;
+    }
   }
 
   /** Ends all spares of a snapshot for good. */
@@ -175,8 +185,9 @@ export class Pools {
       this.#ctx.logger.debug({ run: run.id, kind, template: pool.name, ms: phases.totalMs }, "spare made");
     } catch (e) {
       if (signal.aborted) return;
-      const wait = pool.failed(this.#ctx.clock.mono());
-      this.#ctx.logger.warn({ template: pool.name, kind, error: messageOf(e), retryMs: wait }, "refill failed");
+      const why = (await damageOf(pool.snapshot)) ?? AenvError.from(e, `a ${kind} spare`);
+      const wait = pool.failed(this.#ctx.clock.mono(), why);
+      this.#ctx.logger.warn({ template: pool.name, kind, error: why.message, retryMs: wait }, "refill failed");
       this.#ctx.clock.after(wait, () => this.refill());
     }
   }

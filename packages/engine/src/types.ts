@@ -178,6 +178,8 @@ export interface PoolStatus {
   refilling: number;
   wantHot: number;
   wantPrepared: number;
+  /** Why the last attempt to make a spare failed; absent after one that did not. */
+  lastError?: AenvError;
 }
 
 export interface PauseOptions {

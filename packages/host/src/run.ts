@@ -46,7 +46,7 @@ export function run(cmd: string, args: readonly string[], options: RunOptions = 
         reject(
           new AenvError("UNAVAILABLE", `${cmd} is not installed`, {
             cause: e,
-            hint: "Run npm run up: it installs what is missing.",
+            hint: "Install the Debian package that has it: npm run up does so for a node, npm run bench and npm test for theirs.",
           }),
         );
       else reject(AenvError.from(e, cmd));

@@ -19,6 +19,12 @@ const PRIME: string[][] = [
   ["/usr/bin/curl", "--version"],
 ];
 
+/** The template that every node has. */
+export const BASE_NAME = "base";
+
+/** Says from which fingerprint the template `base` was built; without the file the next start builds it again. */
+export const baseMarker = (home: string): string => join(home, "images/base-built.json");
+
 /** `images/manifest.json` of a data folder: from what the server builds the template `base`. */
 export const BaseManifest = z.object({
   kernel: z.string(),

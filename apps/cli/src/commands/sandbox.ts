@@ -185,7 +185,7 @@ export const metrics = defineCommand({
   about: "Show processor, memory and disk use",
   examples: [
     { run: "aenv metrics ID", about: "The newest sample" },
-    { run: "aenv metrics ID --follow", about: "Each new sample until Ctrl-C" },
+    { run: "aenv metrics ID --follow", about: "Each new sample until Ctrl-C (exit code 130)" },
     { run: "aenv metrics ID --last 10m --json", about: "Samples of ten minutes" },
   ],
   positionals: { id },
@@ -202,7 +202,7 @@ export const logs = defineCommand({
   about: "Show what happened to a sandbox",
   examples: [
     { run: "aenv logs ID", about: "All entries the node keeps" },
-    { run: "aenv logs ID --follow --level warn", about: "New warnings and errors as they come" },
+    { run: "aenv logs ID --follow --level warn", about: "Warnings and errors, new ones as they come" },
   ],
   positionals: { id },
   options: {

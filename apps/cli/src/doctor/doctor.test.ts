@@ -40,6 +40,9 @@ const FILES = {
   [`sys/fs/cgroup/memory/aenv-ab12/${OTHER}/procs`]: "",
   [`run/aenv-ab12/r/${RUN}/qmp.sock`]: "",
   "run/aenv-ab12/blockd.sock": "",
+  // Working folders of tests and benchmarks, which belong to no node.
+  "tmp/aenv-bench-1/file": "",
+  "var/tmp/aenv-test/file": "",
 };
 
 const REPORT: DoctorReport = {

@@ -70,13 +70,10 @@ function ownersOf(report: DoctorReport | undefined): Owners {
 }
 
 function ownerOf(t: HostThing, node: Node, owners: Owners, alive: ReadonlySet<string>): Pick<Judged, "owner" | "fix"> {
-  if (t.instance === undefined) {
-    if (t.kind === "process")
-      return t.daemon === undefined
-        ? none(`Look at it with ps -fp ${t.name}; end it with kill ${t.name}.`)
-        : { owner: "a node" };
-    return none(`Delete it when no test runs: rm -r ${t.name}`);
-  }
+  if (t.instance === undefined)
+    return t.daemon === undefined
+      ? none(`Look at it with ps -fp ${t.name}; end it with kill ${t.name}.`)
+      : { owner: "a node" };
   if (t.instance !== node.instance) {
     if (alive.has(t.instance)) return { owner: `node ${t.instance} (another one, running)` };
     return none(removal(t));

@@ -1,4 +1,4 @@
-import { readdirSync, readFileSync, readlinkSync } from "node:fs";
+import { readdirSync, readFileSync } from "node:fs";
 import { join } from "node:path";
 import { errnoOf } from "@aenv/base";
 import { run } from "@aenv/host";
@@ -40,7 +40,6 @@ export async function scanHost(options: { home: string; instance: string | undef
   scanCgroups(scan, join(root, "sys/fs/cgroup"));
   scanRunRoots(scan, join(root, "run"));
   scanData(scan, options);
-  scanTemporary(scan, join(root, "tmp"));
   if (options.root === undefined) await scanTables(scan);
   return scan;
 }
@@ -143,29 +142,6 @@ function scanData(scan: Scan, node: { home: string; instance: string | undefined
   for (const folder of ["runs", "layers", "snapshots"])
     for (const name of names(scan, join(node.home, folder)))
       scan.things.push(thing("file", join(node.home, folder, name), "", { instance: node.instance }));
-}
-
-/** Folders that tests and demonstrations make, unless a process still works in them. */
-function scanTemporary(scan: Scan, tmp: string): void {
-  const left = names(scan, tmp).filter((n) => n.startsWith("aenv-"));
-  if (left.length === 0) return;
-  const inUse = new Set<string>();
-  for (const pid of names(scan, "/proc"))
-    if (/^\d+$/.test(pid)) {
-      const cwd = link(`/proc/${pid}/cwd`);
-      const line = text(`/proc/${pid}/cmdline`);
-      for (const name of left) if (line.includes(`/tmp/${name}`) || cwd.startsWith(`/tmp/${name}`)) inUse.add(name);
-    }
-  for (const name of left)
-    if (!inUse.has(name)) scan.things.push(thing("file", join("/tmp", name), "left in /tmp", { instance: undefined }));
-}
-
-function link(path: string): string {
-  try {
-    return readlinkSync(path);
-  } catch {
-    return "";
-  }
 }
 
 async function scanTables(scan: Scan): Promise<void> {

@@ -3,6 +3,7 @@ import { explainLoss, openGuest } from "../access.ts";
 import type * as commands from "../commands/sandbox.ts";
 import type { Context } from "../context.ts";
 import type { Args, Exit } from "../define.ts";
+import { usageError } from "../exit.ts";
 import { runPipes } from "../session/pipes.ts";
 import { writeTo } from "../session/remote.ts";
 import { signalOf } from "../session/status.ts";
@@ -15,8 +16,7 @@ const NO_SUCH_PROGRAM = 127;
 
 export async function exec(args: Args<typeof commands.exec>, context: Context): Promise<Exit> {
   const { out } = context;
-  if (args.tty && out.json)
-    throw new AenvError("INVALID_ARGUMENT", "--tty and --json exclude each other", { hint: "Leave one of them out." });
+  if (args.tty && out.json) throw usageError("--tty and --json exclude each other", "Leave one of them out.");
   const [cmd = "", ...rest] = args.command;
   const spec = {
     cmd,
@@ -28,7 +28,7 @@ export async function exec(args: Args<typeof commands.exec>, context: Context): 
   };
   const guest = await openGuest(context, args.id, args.user);
   try {
-    if (args.tty) return await runTerminal(guest, spec);
+    if (args.tty) return await runTerminal(guest, spec, context.interrupted());
     const stdin = args.noStdin || process.stdin.isTTY ? undefined : process.stdin;
     const kept = { stdout: new Kept(), stderr: new Kept() };
     const forever = new AbortController().signal;

@@ -4,7 +4,7 @@ import type { SandboxLogEntry, SandboxMetric } from "@aenv/client";
 import type * as commands from "../commands/sandbox.ts";
 import type { Context } from "../context.ts";
 import type { Args, Exit } from "../define.ts";
-import { EXIT } from "../exit.ts";
+import { EXIT, exitCodeOf } from "../exit.ts";
 import { printable, size } from "../output.ts";
 
 /** The node samples every 5 s; asking a little more often shows a sample soon after it is taken. */
@@ -30,9 +30,11 @@ const metricCells = (m: SandboxMetric): string[] => [
 
 export async function metrics(args: Args<typeof commands.metrics>, context: Context): Promise<Exit> {
   const { out } = context;
+  const signal = args.follow ? context.interrupted() : undefined;
   const client = await context.client();
   const now = Math.floor(Date.now() / 1000);
-  const samples = await client.metrics(args.id, args.last === undefined ? {} : { start: now - args.last });
+  const range = args.last === undefined ? {} : { start: now - args.last };
+  const samples = await client.metrics(args.id, range, signal);
   const shown = args.last === undefined ? samples.slice(-1) : samples;
   if (!args.follow && out.json) return out.value(shown);
   if (!args.follow && shown.length === 0) {
@@ -42,9 +44,9 @@ export async function metrics(args: Args<typeof commands.metrics>, context: Cont
   if (!out.json) out.line(out.style("bold", metricLine(["TIME (UTC)", "CPU", "MEMORY", "CACHE", "DISK"])));
   const print = (m: SandboxMetric): void => (out.json ? out.event(m) : out.line(metricLine(metricCells(m))));
   for (const m of shown) print(m);
-  if (!args.follow) return;
+  if (signal === undefined) return;
   let last = shown.at(-1)?.timestampUnix ?? now - 1;
-  return await follow(context, POLL_METRICS_MS, async (signal) => {
+  return await follow(context, signal, POLL_METRICS_MS, async () => {
     for (const m of await client.metrics(args.id, { start: last + 1 }, signal)) {
       if (m.timestampUnix <= last) continue;
       last = m.timestampUnix;
@@ -57,6 +59,7 @@ const LEVELS = ["debug", "info", "warn", "error"] as const;
 
 export async function logs(args: Args<typeof commands.logs>, context: Context): Promise<Exit> {
   const { out } = context;
+  const following = args.follow ? context.interrupted() : undefined;
   const client = await context.client();
   const lowest = LEVELS.indexOf(args.level ?? "debug");
   const wanted = (e: SandboxLogEntry): boolean =>
@@ -79,8 +82,8 @@ export async function logs(args: Args<typeof commands.logs>, context: Context): 
   const drain = async (signal?: AbortSignal): Promise<void> => {
     for (let page = await read(signal); page.length > 0; page = await read(signal)) for (const e of page) print(e);
   };
-  await drain();
-  if (args.follow) return await follow(context, POLL_LOGS_MS, drain);
+  if (following === undefined) return await drain();
+  return await follow(context, following, POLL_LOGS_MS, () => drain(following));
 }
 
 /**
@@ -113,16 +116,20 @@ export function entryReader(
   };
 }
 
-/** Until Ctrl-C, which is how one leaves, or until the sandbox is gone. */
-async function follow(context: Context, everyMs: number, poll: (signal: AbortSignal) => Promise<void>): Promise<Exit> {
-  const signal = context.interrupted();
+/** Until the sandbox is gone, which is a good end, or until Ctrl-C. */
+async function follow(
+  context: Context,
+  signal: AbortSignal,
+  everyMs: number,
+  poll: () => Promise<void>,
+): Promise<Exit> {
   try {
     for (;;) {
+      await poll();
       await wait(everyMs, undefined, { signal });
-      await poll(signal);
     }
   } catch (e) {
-    if (signal.aborted) return EXIT.ok.code;
+    if (signal.aborted) return exitCodeOf(AenvError.from(signal.reason, "follow"));
     if (e instanceof AenvError && e.code === "NOT_FOUND") {
       context.out.note("The sandbox has ended.");
       return EXIT.ok.code;

@@ -1,6 +1,8 @@
 import { constants } from "node:os";
 import { AenvError, errnoOf, sleep } from "@aenv/base";
 import type { GuestClient } from "@aenv/guest";
+import { interruption } from "../exit.ts";
+import { onSignals } from "../tty.ts";
 import { InputQueue } from "./input.ts";
 import { type ProcessEnd, passOutput, signalGroup } from "./remote.ts";
 import { exitStatus } from "./status.ts";
@@ -19,7 +21,10 @@ export interface PipeSession {
   output: (kind: "stdout" | "stderr", data: Buffer) => Promise<void>;
 }
 
-/** Runs a program with pipes; signals that we get go to its process group. */
+/**
+ * Runs a program with pipes; signals that we get go to its process group, also those that come while it is started. A
+ * second one that comes before it runs gives up: CANCELLED.
+ */
 export async function runPipes(
   guest: GuestClient,
   session: PipeSession,
@@ -27,14 +32,22 @@ export async function runPipes(
 ): Promise<ProcessEnd & { code: number }> {
   const { spec, stdin } = session;
   const stop = new AbortController();
-  const remote = await guest.start({ ...spec, stdin: stdin !== undefined }, stop.signal);
+  const early: NodeJS.Signals[] = [];
+  let pid: number | undefined;
   let interrupts = 0;
   const forward = (name: NodeJS.Signals): void => {
+    if (pid === undefined) {
+      if (early.push(name) > 1) stop.abort(interruption(name));
+      return;
+    }
     if (name === "SIGINT") interrupts++;
     const sent = interrupts >= PATIENCE ? "SIGKILL" : name;
-    void signalGroup(guest, remote.pid, sent, spec.user);
+    void signalGroup(guest, pid, sent, spec.user);
   };
-  for (const name of FORWARDED) process.on(name, forward);
+  using _signals = onSignals(forward, FORWARDED);
+  const remote = await guest.start({ ...spec, stdin: stdin !== undefined }, stop.signal);
+  pid = remote.pid;
+  for (const name of early) forward(name);
   let unread: () => void = () => {};
   const readerGone = new Promise<"reader gone">((resolve) => (unread = () => resolve("reader gone")));
   closed(unread);
@@ -59,7 +72,6 @@ export async function runPipes(
     if (left === "alive") await signalGroup(guest, remote.pid, "SIGTERM", spec.user);
     return { exitCode: -1, status: "signal: broken pipe", code: 128 + constants.signals.SIGPIPE };
   } finally {
-    for (const name of FORWARDED) process.off(name, forward);
     stop.abort(new AenvError("CANCELLED", "The session is over", { hint: "" }));
     stdin?.destroy();
     await feeding;

@@ -1,3 +1,4 @@
+import type { IncomingHttpHeaders } from "node:http";
 import { availableParallelism } from "node:os";
 import { openApiDocument } from "@aenv/contract";
 import { type Handlers, ok } from "../call.ts";
@@ -13,9 +14,16 @@ const PAGE_HEADERS = {
   "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'",
 };
 
+/** As the reader wrote it in the address bar, so that what the page shows can be copied and run. */
+function baseUrlOf(headers: IncomingHttpHeaders, domain: string): string {
+  const { host } = headers;
+  const scheme = headers["x-forwarded-proto"] === "https" ? "https" : "http";
+  return `${scheme}://${host !== undefined && /^[A-Za-z0-9.-]+(:\d+)?$|^\[[0-9a-fA-F:.]+\](:\d+)?$/.test(host) ? host : domain}`;
+}
+
 export function nodeRoutes({ engine, node, metrics }: RouteDeps & { metrics: ServerMetrics }): NodeRoutes {
   let document: string | undefined;
-  let page: string | undefined;
+  let page: ReturnType<typeof docsPage> | undefined;
   const total = (states: "running" | "paused"): number => engine.list({ states: [states], limit: 1 }).totalRunning;
 
   return {
@@ -48,9 +56,9 @@ export function nodeRoutes({ engine, node, metrics }: RouteDeps & { metrics: Ser
       document ??= JSON.stringify(openApiDocument({ version: node.version }));
       return ok(document, { "content-type": "application/json; charset=utf-8" });
     },
-    docs: () => {
+    docs: ({ headers }) => {
       page ??= docsPage({ version: node.version });
-      return ok(page, PAGE_HEADERS);
+      return ok(page({ baseUrl: baseUrlOf(headers, node.domain), domain: node.domain }), PAGE_HEADERS);
     },
   };
 }
