@@ -25,7 +25,7 @@ async function baseMemory(): Promise<string> {
   return String(built[0]?.["memoryPath"]);
 }
 
-test("a damaged base is named by the doctor, refused by name, and built again by set-up; what runs goes on", {
+test("a damaged base is named by the doctor and built again by set-up; what runs goes on", {
   timeout: 300_000,
 }, async (t) => {
   const before = await sandboxFor(t);
