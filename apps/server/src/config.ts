@@ -1,5 +1,6 @@
 import { parseArgs } from "node:util";
 import { AenvError } from "@aenv/base";
+import { MAX_FORKS } from "@aenv/contract";
 import { aenvHome, ensureNodeConfig, type NodeConfig, runRoot } from "@aenv/host";
 
 export interface ServerConfig extends NodeConfig {
@@ -9,6 +10,8 @@ export interface ServerConfig extends NodeConfig {
   slots: number;
   /** The lowest of the uids that VMMs run as. */
   uidBase: number;
+  /** Most children of one fork. */
+  forkLimit: number;
   /** Free the host instead of serving. */
   release: boolean;
   accel: "auto" | "kvm" | "tcg";
@@ -23,11 +26,13 @@ export const USAGE = `usage: node apps/server/src/main.ts [--home DIR] [--port N
   --domain   sandboxes are <port>-<id>.NAME (default: that of config.json, else localhost:<port>)
   --release  end every sandbox and daemon of the node, free what it holds on the host, and exit
 
-Environment: AENV_SLOTS (most VMs at once, default 256), AENV_UID_BASE (200000), AENV_ACCEL (auto, kvm, tcg), AENV_LOG_LEVEL (info).`;
+Environment: AENV_SLOTS (most VMs at once, default 256), AENV_UID_BASE (200000), AENV_FORK_LIMIT (most children of one fork, default 16),
+             AENV_ACCEL (auto, kvm, tcg), AENV_LOG_LEVEL (info).`;
 
 const DEFAULT_PORT = 8000;
 const DEFAULT_SLOTS = 256;
 const DEFAULT_UID_BASE = 200_000;
+const DEFAULT_FORK_LIMIT = 16;
 
 function integer(name: string, text: string | undefined, fallback: number, min: number, max: number): number {
   if (text === undefined || text === "") return fallback;
@@ -77,6 +82,7 @@ export async function readConfig(argv: readonly string[], env: NodeJS.ProcessEnv
     runRoot: runRoot(stored.instance),
     slots: integer("AENV_SLOTS", env["AENV_SLOTS"], DEFAULT_SLOTS, 1, 4096),
     uidBase: integer("AENV_UID_BASE", env["AENV_UID_BASE"], DEFAULT_UID_BASE, 10_000, 2 ** 31),
+    forkLimit: integer("AENV_FORK_LIMIT", env["AENV_FORK_LIMIT"], DEFAULT_FORK_LIMIT, 1, MAX_FORKS),
     accel: oneOf("AENV_ACCEL", env["AENV_ACCEL"], ["auto", "kvm", "tcg"]),
     logLevel: oneOf("AENV_LOG_LEVEL", env["AENV_LOG_LEVEL"], ["info", "debug", "warn", "error"]),
   };

@@ -42,6 +42,10 @@ export function createOptions(
   context: { team: string; headers: IncomingHttpHeaders; features: Features },
 ): CreateOptions {
   refuseLacking(body, context.features);
+  if (body.autoPause && body.autoPauseMemory === false && body.autoResume?.enabled)
+    throw new AenvError("INVALID_ARGUMENT", "autoResume needs the memory that autoPauseMemory: false throws away", {
+      hint: "Leave one of the two out.",
+    });
   const key = idempotencyKey(context.headers["idempotency-key"]);
   return {
     template: body.templateID,

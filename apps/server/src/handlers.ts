@@ -4,9 +4,16 @@ import type { ServerMetrics } from "./metrics.ts";
 import { accountRoutes } from "./routes/account.ts";
 import { nodeRoutes } from "./routes/node.ts";
 import { type RouteDeps, sandboxRoutes } from "./routes/sandboxes.ts";
+import { stateRoutes } from "./routes/state.ts";
 import { templateRoutes } from "./routes/templates.ts";
 
 /** Every route of the table; a missing one does not compile. */
 export function allHandlers(deps: RouteDeps & { keys: KeyStore; metrics: ServerMetrics }): Handlers {
-  return { ...sandboxRoutes(deps), ...templateRoutes(deps), ...accountRoutes(deps.keys), ...nodeRoutes(deps) };
+  return {
+    ...sandboxRoutes(deps),
+    ...stateRoutes(deps),
+    ...templateRoutes(deps),
+    ...accountRoutes(deps.keys),
+    ...nodeRoutes(deps),
+  };
 }

@@ -12,6 +12,16 @@ export type EngineApi = Pick<
   | "setTimeout"
   | "extend"
   | "connect"
+  | "pause"
+  | "fork"
+  | "snapshot"
+  | "listSnapshots"
+  | "deleteSnapshot"
+  | "checkpoint"
+  | "listCheckpoints"
+  | "rewind"
+  | "lineage"
+  | "count"
   | "metrics"
   | "latestMetrics"
   | "logs"
@@ -34,6 +44,8 @@ export interface NodeApi {
   /** Read anew each time: with port 0 it is known only once the server listens. */
   readonly domain: string;
   readonly features: Features;
+  /** Most children of one fork. */
+  readonly forkLimit: number;
   facts(): NodeFacts;
   timings(): Timing[];
   doctor(signal: AbortSignal): Promise<DoctorReport>;

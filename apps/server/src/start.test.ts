@@ -50,6 +50,9 @@ test("values that are out of range are refused by name", async () => {
       await assert.rejects(readConfig(["--home", home, `--port=${port}`], {}), /--port/);
     await assert.rejects(readConfig(["--home", home], { AENV_SLOTS: "0" }), /AENV_SLOTS/);
     await assert.rejects(readConfig(["--home", home], { AENV_ACCEL: "xen" }), /auto, kvm, tcg/);
+    assert.equal((await readConfig(["--home", home], {})).forkLimit, 16);
+    assert.equal((await readConfig(["--home", home], { AENV_FORK_LIMIT: "100" })).forkLimit, 100);
+    await assert.rejects(readConfig(["--home", home], { AENV_FORK_LIMIT: "101" }), /AENV_FORK_LIMIT/);
     await assert.rejects(readConfig(["--nonsense"], {}));
   });
 });

@@ -1,5 +1,7 @@
 import type {
   ApiKey,
+  Checkpoint,
+  Lineage,
   ListedSandbox,
   Sandbox,
   SandboxDetail,
@@ -7,10 +9,20 @@ import type {
   SandboxLogs,
   SandboxMetric,
   SandboxState,
+  SnapshotInfo,
   Template,
   TemplateWithBuilds,
 } from "@aenv/contract";
-import type { LogEntry, MetricSample, SandboxView, TemplateView, VisibleState } from "@aenv/engine";
+import type {
+  CheckpointView,
+  Lineage as LineageView,
+  LogEntry,
+  MetricSample,
+  SandboxView,
+  SnapshotView,
+  TemplateView,
+  VisibleState,
+} from "@aenv/engine";
 import type { ApiKeyRecord } from "@aenv/state";
 
 /** Clients need one, nobody reads it. */
@@ -111,6 +123,50 @@ export function logsOf(entries: readonly LogEntry[]): SandboxLogs {
     }),
   }));
   return { logs, logEntries };
+}
+
+export function snapshotOf(s: SnapshotView): SnapshotInfo {
+  return {
+    snapshotID: s.snapshotId,
+    names: s.names,
+    sandboxID: s.sandboxId,
+    templateID: s.templateId,
+    createdAt: iso(s.createdAt),
+    cpuCount: s.cpuCount,
+    memoryMB: s.memoryMB,
+    diskSizeMB: s.diskSizeMB,
+  };
+}
+
+export function checkpointOf(c: CheckpointView): Checkpoint {
+  return {
+    checkpointID: c.checkpointId,
+    sandboxID: c.sandboxId,
+    ...(c.name === undefined ? {} : { name: c.name }),
+    createdAt: iso(c.createdAt),
+    ownBytes: c.ownBytes,
+  };
+}
+
+export function lineageOf(l: LineageView): Lineage {
+  return {
+    sandboxID: l.sandboxId,
+    nodeID: l.snapshotId,
+    nodes: l.nodes.map((n) => ({
+      nodeID: n.snapshotId,
+      ...(n.parent === undefined ? {} : { parentID: n.parent }),
+      cause: n.cause,
+      ...(n.sandboxId === undefined ? {} : { sandboxID: n.sandboxId }),
+      names: n.names,
+      createdAt: iso(n.createdAt),
+      memory: n.memory,
+      disk: n.disk,
+    })),
+    sandboxes: l.sandboxes.flatMap((s) => {
+      const state = SEEN[s.state];
+      return state === undefined ? [] : [{ sandboxID: s.sandboxId, nodeID: s.snapshotId, state }];
+    }),
+  };
 }
 
 const namesOf = (t: TemplateView): string[] => [...new Set([t.name, ...t.aliases])];

@@ -84,6 +84,7 @@ export async function openNode(config: ServerConfig, logger: Logger, signal: Abo
         home,
         instance,
         runRoot,
+        maxForks: config.forkLimit,
         onCreate: (t) => timings.addCreate(t.source, t.totalMs, t.phases),
       },
     }),
@@ -194,6 +195,7 @@ function nodeApi(rooms: Rooms): NodeApi {
     get domain() {
       return config.domain;
     },
+    forkLimit: config.forkLimit,
     features: { pause: false, internetOff: true, privateTraffic: true },
     facts: (): NodeFacts => ({
       vmm: driver.name,
@@ -278,7 +280,8 @@ function readings({ engine, edge, network, daemons }: Rooms): Reading[] {
   const pools = (which: "hot" | "prepared") => (): Record<string, number> =>
     Object.fromEntries(engine.pools().map((p) => [p.template ?? p.snapshotId, p[which]]));
   return [
-    { name: "aenv_sandboxes_running", help: "Running sandboxes", read: () => engine.list({ limit: 1 }).totalRunning },
+    { name: "aenv_sandboxes_running", help: "Running sandboxes", read: () => engine.count().running },
+    { name: "aenv_sandboxes_paused", help: "Paused sandboxes", read: () => engine.count().paused },
     { name: "aenv_pool_hot", help: "Idle running spares", label: "template", read: pools("hot") },
     { name: "aenv_pool_prepared", help: "Waiting VMMs", label: "template", read: pools("prepared") },
     { name: "aenv_slots_free", help: "Network slots that are ready", read: () => network.free },

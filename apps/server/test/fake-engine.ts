@@ -1,8 +1,29 @@
 import { randomBytes } from "node:crypto";
 import { AenvError, type Clock, newSandboxId, type SandboxId, systemClock, type TemplateId } from "@aenv/base";
 import { encodeCursor, parseCursor } from "@aenv/contract";
-import type { CreateOptions, ListFilter, LogEntry, MetricSample, Page, SandboxView, TemplateView } from "@aenv/engine";
+import type {
+  CheckpointOptions,
+  CheckpointView,
+  CreateOptions,
+  ForkOptions,
+  ForkResult,
+  Lineage,
+  ListFilter,
+  LogEntry,
+  MetricSample,
+  Page,
+  PauseOptions,
+  ResumeOptions,
+  RewindOptions,
+  SandboxView,
+  SnapshotFilter,
+  SnapshotOptions,
+  SnapshotView,
+  TemplateView,
+  VisibleState,
+} from "@aenv/engine";
 import type { EngineApi } from "../src/ports.ts";
+import { FakeStates } from "./fake-states.ts";
 
 const MIB = 1024 * 1024;
 
@@ -29,20 +50,30 @@ function template(name: string, createdAt: number): TemplateView {
   };
 }
 
-/** An engine without machines: sandboxes are rows that end when their time is over. */
+const token = (): string => randomBytes(32).toString("hex");
+
+/** An engine without machines: sandboxes are rows that end, or are paused, when their time is over. */
 export class FakeEngine implements EngineApi {
   readonly clock: Clock;
   readonly sandboxes = new Map<string, SandboxView>();
   readonly templateRows: TemplateView[];
+  readonly states: FakeStates;
   readonly #byKey = new Map<string, { options: string; view: SandboxView }>();
   /** What the next create does instead of making a sandbox. */
   failCreate: AenvError | undefined;
   /** Creates wait for it. */
   gate: Promise<void> | undefined;
+  /** These change their state for ever: whatever needs them still is refused. */
+  readonly changing = new Set<SandboxId>();
+  /** Why the child with this number (from 0) of every fork does not start. */
+  readonly failChild = new Map<number, AenvError>();
+  /** Options of the last resume. */
+  resumedWith: ResumeOptions | undefined;
 
   constructor(clock: Clock = systemClock) {
     this.clock = clock;
     this.templateRows = [template("base", clock.now() - 1000), template("code-interpreter", clock.now() - 2000)];
+    this.states = new FakeStates(clock);
   }
 
   readonly templates: EngineApi["templates"] = {
@@ -72,14 +103,14 @@ export class FakeEngine implements EngineApi {
       if (before.options === options) return before.view;
       throw new AenvError("CONFLICT", "this Idempotency-Key was used for another sandbox");
     }
-    const t = this.templates.get(o.template);
+    const t = this.states.resolve(o.template)?.source ?? this.templates.get(o.template);
     await this.gate;
     signal.throwIfAborted();
     const now = this.clock.now();
     const view: SandboxView = {
       sandboxId: newSandboxId("fak"),
       templateId: t.templateId,
-      alias: t.name,
+      ...("name" in t ? { alias: t.name } : {}),
       state: "running",
       startedAt: now,
       endAt: now + o.timeoutMs,
@@ -88,8 +119,8 @@ export class FakeEngine implements EngineApi {
       diskSizeMB: t.diskSizeMB,
       metadata: o.metadata ?? {},
       envdVersion: t.envdVersion,
-      ...(o.secure === false ? {} : { envdAccessToken: randomBytes(32).toString("hex") }),
-      ...(o.allowPublicTraffic === false ? { trafficAccessToken: randomBytes(32).toString("hex") } : {}),
+      ...(o.secure === false ? {} : { envdAccessToken: token() }),
+      ...(o.allowPublicTraffic === false ? { trafficAccessToken: token() } : {}),
       lifecycle: { onTimeout: o.autoPause ? "pause" : "kill", autoResume: o.autoResume ?? false },
       allowInternetAccess: o.allowInternetAccess ?? null,
     };
@@ -100,8 +131,25 @@ export class FakeEngine implements EngineApi {
 
   #alive(): SandboxView[] {
     const now = this.clock.now();
-    for (const [id, v] of this.sandboxes) if (v.state === "running" && v.endAt <= now) this.sandboxes.delete(id);
+    for (const [id, v] of this.sandboxes) {
+      if (v.state !== "running" || v.endAt > now) continue;
+      if (v.lifecycle.onTimeout === "pause") v.state = "paused";
+      else this.sandboxes.delete(id);
+    }
     return [...this.sandboxes.values()];
+  }
+
+  /** One that nothing happens to now. */
+  #still(id: SandboxId): SandboxView {
+    const v = this.get(id);
+    if (this.changing.has(id)) throw new AenvError("IN_TRANSITION", `sandbox ${id} is changing its state`);
+    return v;
+  }
+
+  #running(id: SandboxId): SandboxView {
+    const v = this.#still(id);
+    if (v.state !== "running") throw new AenvError("CONFLICT", `sandbox ${id} is ${v.state}`);
+    return v;
   }
 
   get(id: SandboxId): SandboxView {
@@ -135,28 +183,127 @@ export class FakeEngine implements EngineApi {
     };
   }
 
+  count(): Record<VisibleState, number> {
+    const n = { creating: 0, running: 0, pausing: 0, paused: 0, resuming: 0, killing: 0 };
+    for (const v of this.#alive()) n[v.state]++;
+    return n;
+  }
+
   kill(id: SandboxId): Promise<boolean> {
     this.#alive();
+    this.states.ended(id);
     return Promise.resolve(this.sandboxes.delete(id));
   }
 
-  setTimeout(id: SandboxId, ms: number): Promise<void> {
-    this.get(id).endAt = this.clock.now() + ms;
-    return Promise.resolve();
+  async setTimeout(id: SandboxId, ms: number): Promise<void> {
+    (await Promise.resolve(this.#running(id))).endAt = this.clock.now() + ms;
   }
 
-  extend(id: SandboxId, ms: number): Promise<void> {
-    const v = this.get(id);
+  async extend(id: SandboxId, ms: number): Promise<void> {
+    const v = await Promise.resolve(this.#running(id));
+    v.endAt = Math.max(v.endAt, this.clock.now() + ms);
+  }
+
+  async connect(
+    id: SandboxId,
+    timeoutMs: number,
+    _signal: AbortSignal,
+    options: ResumeOptions = {},
+  ): Promise<{ view: SandboxView; resumed: boolean }> {
+    const view = this.#still(id);
+    const resumed = view.state === "paused";
+    if (resumed) {
+      this.resumedWith = options;
+      view.endAt = 0;
+      if (options.autoPause !== undefined) view.lifecycle.onTimeout = options.autoPause ? "pause" : "kill";
+    }
+    view.state = "running";
+    await this.#extended(view, timeoutMs);
+    return { view, resumed };
+  }
+
+  #extended(v: SandboxView, ms: number): Promise<void> {
     v.endAt = Math.max(v.endAt, this.clock.now() + ms);
     return Promise.resolve();
   }
 
-  async connect(id: SandboxId, timeoutMs: number): Promise<{ view: SandboxView; resumed: boolean }> {
-    const view = this.get(id);
-    const resumed = view.state === "paused";
-    view.state = "running";
-    await this.extend(id, timeoutMs);
-    return { view, resumed };
+  async pause(id: SandboxId, options: PauseOptions): Promise<boolean> {
+    const v = await Promise.resolve(this.#still(id));
+    if (v.state === "paused") return false;
+    v.state = "paused";
+    this.states.paused(v, options.memory !== false);
+    return true;
+  }
+
+  async fork(id: SandboxId, o: ForkOptions): Promise<ForkResult[]> {
+    const source = await Promise.resolve(this.#still(id));
+    const now = this.clock.now();
+    const results = Array.from({ length: o.count }, (_, i): ForkResult => {
+      const error = this.failChild.get(i);
+      if (error) return { error };
+      const { envdAccessToken, trafficAccessToken, ...same } = structuredClone(source);
+      return {
+        view: {
+          ...same,
+          sandboxId: newSandboxId("fak"),
+          state: "running",
+          startedAt: now,
+          endAt: now + o.timeoutMs,
+          ...(envdAccessToken === undefined ? {} : { envdAccessToken: token() }),
+          ...(trafficAccessToken === undefined ? {} : { trafficAccessToken: token() }),
+        },
+      };
+    });
+    const failed = results.find((r) => "error" in r);
+    if (o.atomic && failed) {
+      const others = { error: new AenvError("CANCELLED", "another child of this fork failed") };
+      return results.map((r) => ("error" in r ? r : others));
+    }
+    const at = this.states.capture(source, "fork");
+    for (const r of results) {
+      if (!("view" in r)) continue;
+      this.sandboxes.set(r.view.sandboxId, r.view);
+      this.states.goesOnFrom(r.view.sandboxId, at);
+    }
+    return results;
+  }
+
+  async snapshot(id: SandboxId, o: SnapshotOptions): Promise<SnapshotView> {
+    const v = await Promise.resolve(this.#still(id));
+    const alias = o.name?.replace(/^[^/]*\//, "").replace(/:.*/, "");
+    if (alias !== undefined && this.templates.exists(alias))
+      throw new AenvError("CONFLICT", `${alias} is the name of a template`);
+    return this.states.keep(v, o);
+  }
+
+  listSnapshots(f: SnapshotFilter = {}): { items: SnapshotView[]; next?: string } {
+    return this.states.list(f);
+  }
+
+  deleteSnapshot(idOrName: string): Promise<boolean> {
+    return Promise.resolve(this.states.delete(idOrName));
+  }
+
+  async checkpoint(id: SandboxId, o: CheckpointOptions): Promise<CheckpointView> {
+    return this.states.checkpoint(await Promise.resolve(this.#still(id)), o);
+  }
+
+  async listCheckpoints(id: SandboxId): Promise<CheckpointView[]> {
+    const { sandboxId } = await Promise.resolve(this.get(id));
+    return this.states.checkpoints(sandboxId);
+  }
+
+  async rewind(id: SandboxId, checkpoint: string, o: RewindOptions): Promise<SandboxView> {
+    const v = this.#still(id);
+    this.states.rewind(id, checkpoint);
+    if (v.state === "paused") v.endAt = 0;
+    v.state = "running";
+    if (o.timeoutMs !== undefined) await this.#extended(v, o.timeoutMs);
+    return v;
+  }
+
+  async lineage(id: SandboxId): Promise<Lineage> {
+    return this.states.lineage(await Promise.resolve(this.get(id)), this.#alive());
   }
 
   #sample(v: SandboxView): MetricSample {

@@ -21,9 +21,28 @@ export interface FakeServer extends AsyncDisposable {
   key: string;
 }
 
+/** Stands still until `ms` is changed. */
+export class ManualClock implements Clock {
+  ms = Date.parse("2026-01-31T12:00:00.000Z");
+  now(): number {
+    return this.ms;
+  }
+  mono(): number {
+    return this.ms;
+  }
+  after(): () => void {
+    return () => {};
+  }
+}
+
 /** The whole API over an engine without machines. */
 export function fakeServer(
-  options: { clock?: Clock; features?: Partial<NodeApi["features"]>; server?: AppDeps["server"] } = {},
+  options: {
+    clock?: Clock;
+    features?: Partial<NodeApi["features"]>;
+    forkLimit?: number;
+    server?: AppDeps["server"];
+  } = {},
 ): FakeServer {
   const clock = options.clock ?? systemClock;
   const folder = mkdtempSync(join(tmpdir(), "aenv-fake-"));
@@ -35,7 +54,8 @@ export function fakeServer(
     version: "0.0.0-fake",
     instance: "fa4e",
     domain: "localhost:8000",
-    features: { pause: false, internetOff: false, privateTraffic: true, ...options.features },
+    forkLimit: options.forkLimit ?? 16,
+    features: { pause: true, internetOff: false, privateTraffic: true, ...options.features },
     facts: () => ({
       vmm: "fake",
       vmmVersion: "0",

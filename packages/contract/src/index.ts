@@ -1,4 +1,6 @@
+export * from "./later.ts";
 export * from "./openapi.ts";
+export { MAX_PAGE } from "./page.ts";
 export * from "./params.ts";
 export * from "./query.ts";
 export * from "./route.ts";
@@ -7,4 +9,5 @@ export * from "./schemas/account.ts";
 export * from "./schemas/common.ts";
 export * from "./schemas/node.ts";
 export * from "./schemas/sandboxes.ts";
+export * from "./schemas/state.ts";
 export * from "./schemas/templates.ts";

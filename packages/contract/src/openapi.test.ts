@@ -2,9 +2,10 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { ERROR_CODES } from "@aenv/base";
 import { Validator } from "@seriousme/openapi-schema-validator";
+import { LATER } from "./later.ts";
 import { openApiDocument } from "./openapi.ts";
 import type { RouteDef } from "./route.ts";
-import { LATER, ROUTE_IDS, ROUTES } from "./routes.ts";
+import { ROUTE_IDS, ROUTES } from "./routes.ts";
 
 const document = openApiDocument({ version: "1.2.3", serverUrl: "http://localhost:8000" });
 const defs: [string, RouteDef][] = ROUTE_IDS.map((id) => [id, ROUTES[id]]);

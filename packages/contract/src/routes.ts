@@ -1,4 +1,5 @@
 import { z } from "zod";
+import { limit, nextToken, PAGE_HEADERS } from "./page.ts";
 import { type RouteDef, route } from "./route.ts";
 import { ApiKey, CreatedApiKey, NewApiKey, Team } from "./schemas/account.ts";
 import { DoctorReport, Health, NodeInfo } from "./schemas/node.ts";
@@ -18,13 +19,11 @@ import {
   SandboxTimeout,
 } from "./schemas/sandboxes.ts";
 import { Template, TemplateAlias, TemplateWithBuilds } from "./schemas/templates.ts";
+import { RESUME_ERRORS, STATE_ROUTES } from "./state-routes.ts";
 
-export const MAX_PAGE = 100;
 /** `sandbox_ids` of one metrics request. */
 export const MAX_METRICS_IDS = 100;
 
-const limit = z.int().min(1).max(MAX_PAGE).optional().describe(`1 to ${MAX_PAGE}, default ${MAX_PAGE}.`);
-const nextToken = z.string().optional().describe("X-Next-Token of the page before.");
 const metadata = z
   .string()
   .optional()
@@ -32,8 +31,8 @@ const metadata = z
 const teamID = z.string().optional();
 const unixSeconds = z.int().min(0).optional().describe("Unix seconds.");
 
-const PAGE_HEADERS = {
-  "X-Next-Token": "Send it as nextToken for the next page; absent on the last page.",
+const LIST_HEADERS = {
+  ...PAGE_HEADERS,
   "X-Total-Running": "Running sandboxes that match, on all pages.",
 };
 const IDEMPOTENCY = {
@@ -98,7 +97,7 @@ export const ROUTES = {
       limit,
       nextToken,
     }),
-    success: { 200: { description: "One page.", schema: z.array(ListedSandbox), headers: PAGE_HEADERS } },
+    success: { 200: { description: "One page.", schema: z.array(ListedSandbox), headers: LIST_HEADERS } },
     errors: ["INVALID_ARGUMENT"],
   }),
   listSandboxes: route({
@@ -184,7 +183,7 @@ export const ROUTES = {
       200: { description: "It was running.", schema: Sandbox },
       201: { description: "It was paused and has been resumed.", schema: Sandbox },
     },
-    errors: ["INVALID_ARGUMENT", "NOT_FOUND", "IN_TRANSITION", "GUEST_FAILED", "VMM_FAILED", "DEADLINE"],
+    errors: RESUME_ERRORS,
   }),
   connectSandbox: route({
     method: "POST",
@@ -199,7 +198,7 @@ export const ROUTES = {
       200: { description: "It was running.", schema: Sandbox },
       201: { description: "It was paused and has been resumed.", schema: Sandbox },
     },
-    errors: ["INVALID_ARGUMENT", "NOT_FOUND", "IN_TRANSITION", "GUEST_FAILED", "VMM_FAILED", "DEADLINE"],
+    errors: RESUME_ERRORS,
   }),
   sandboxMetrics: route({
     method: "GET",
@@ -224,6 +223,7 @@ export const ROUTES = {
     success: { 200: { description: "Oldest first.", schema: SandboxLogs } },
     errors: ["INVALID_ARGUMENT", "NOT_FOUND"],
   }),
+  ...STATE_ROUTES,
   listTemplates: route({
     method: "GET",
     path: "/templates",
@@ -245,7 +245,7 @@ export const ROUTES = {
       200: {
         description: "One page, newest first.",
         schema: z.array(Template),
-        headers: { "X-Next-Token": PAGE_HEADERS["X-Next-Token"] },
+        headers: PAGE_HEADERS,
       },
     },
     errors: ["INVALID_ARGUMENT"],
@@ -273,7 +273,8 @@ export const ROUTES = {
     path: "/templates/{templateID}",
     auth: "key",
     tag: "Templates",
-    summary: "Delete a template",
+    summary: "Delete a template or a snapshot",
+    description: "By id or name; `/` and `:` of a snapshot's id are percent-encoded. Sandboxes made from it go on.",
     success: { 204: { description: "It is gone." } },
     errors: ["INVALID_ARGUMENT", "NOT_FOUND", "CONFLICT"],
   }),
@@ -390,43 +391,3 @@ export const ROUTES = {
 export type RouteId = keyof typeof ROUTES;
 export type RouteOf<I extends RouteId> = (typeof ROUTES)[I];
 export const ROUTE_IDS = Object.keys(ROUTES) as RouteId[];
-
-/** Endpoints of the E2B API that this version does not have: they answer 501 with the feature's name. */
-export const LATER: readonly { method: RouteDef["method"]; path: string; feature: string }[] = (
-  [
-    ["POST", "/sandboxes/{sandboxID}/pause", "pausing sandboxes"],
-    ["POST", "/sandboxes/{sandboxID}/resume", "pausing sandboxes"],
-    ["POST", "/sandboxes/{sandboxID}/fork", "forking sandboxes"],
-    ["POST", "/sandboxes/{sandboxID}/snapshots", "snapshots of sandboxes"],
-    ["GET", "/snapshots", "snapshots of sandboxes"],
-    ["PUT", "/sandboxes/{sandboxID}/network", "network rules"],
-    ["GET", "/v2/sandboxes/{sandboxID}/logs", "paged logs"],
-    ["POST", "/v3/templates", "building templates"],
-    ["POST", "/v2/templates", "building templates"],
-    ["POST", "/templates", "building templates"],
-    ["POST", "/templates/{templateID}", "building templates"],
-    ["PATCH", "/v2/templates/{templateID}", "changing templates"],
-    ["PATCH", "/templates/{templateID}", "changing templates"],
-    ["GET", "/templates/{templateID}/files/{hash}", "building templates"],
-    ["POST", "/v2/templates/{templateID}/builds/{buildID}", "building templates"],
-    ["POST", "/templates/{templateID}/builds/{buildID}", "building templates"],
-    ["GET", "/templates/{templateID}/builds/{buildID}/status", "building templates"],
-    ["GET", "/templates/{templateID}/builds/{buildID}/logs", "building templates"],
-    ["POST", "/templates/tags", "template tags"],
-    ["DELETE", "/templates/tags", "template tags"],
-    ["GET", "/templates/{templateID}/tags", "template tags"],
-    ["GET", "/teams/{teamID}/metrics", "team metrics"],
-    ["GET", "/teams/{teamID}/metrics/max", "team metrics"],
-    ["GET", "/volumes", "volumes"],
-    ["POST", "/volumes", "volumes"],
-    ["GET", "/volumes/{volumeID}", "volumes"],
-    ["DELETE", "/volumes/{volumeID}", "volumes"],
-    ["GET", "/secrets", "secrets"],
-    ["POST", "/secrets", "secrets"],
-    ["GET", "/secrets/{secretID}", "secrets"],
-    ["POST", "/secrets/{secretID}", "secrets"],
-    ["DELETE", "/secrets/{secretID}", "secrets"],
-    ["GET", "/nodes", "several nodes"],
-    ["GET", "/nodes/{nodeID}", "several nodes"],
-  ] as const
-).map(([method, path, feature]) => ({ method, path, feature }));

@@ -24,6 +24,8 @@ export interface EngineConfig {
   maxTimeoutMs: number;
   /** Sandboxes alive at once; more is RATE_LIMITED. */
   maxSandboxes: number;
+  /** Children of one fork. */
+  maxForks: number;
   /** A guest whose agent has not taken its identity by then has failed. */
   initDeadlineMs: number;
   /** The same for a hot spare, which has answered before: it is given up soon, since another launch can replace it. */
@@ -71,6 +73,7 @@ export function engineConfig(given: EngineConfigInput): EngineConfig {
     memoryGid: 199_999,
     maxTimeoutMs: 30 * DAY_MS,
     maxSandboxes: 1000,
+    maxForks: 16,
     initDeadlineMs: INIT_DEADLINE_MS,
     hotInitDeadlineMs: HOT_INIT_DEADLINE_MS,
     readySlots: 8,

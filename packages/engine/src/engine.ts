@@ -32,11 +32,14 @@ import { TemplateStore } from "./templates.ts";
 import { Tokens } from "./tokens.ts";
 import type {
   BuildTemplateOptions,
+  CheckpointOptions,
+  CheckpointView,
   CreateOptions,
   CreateTiming,
   ForkOptions,
   ForkResult,
   LayerFile,
+  Lineage,
   ListFilter,
   LogEntry,
   MetricSample,
@@ -44,12 +47,15 @@ import type {
   Page,
   PauseOptions,
   PoolStatus,
+  ResumeOptions,
+  RewindOptions,
   Route,
   SandboxView,
   SnapshotFilter,
   SnapshotOptions,
   SnapshotView,
   TemplateView,
+  VisibleState,
 } from "./types.ts";
 import { viewOf } from "./view.ts";
 
@@ -189,6 +195,20 @@ export class Engine implements AsyncDisposable {
     return { ...page, items: page.items.map((s) => this.#view(s)) };
   }
 
+  /** How many sandboxes there are in each state. */
+  count(): Record<VisibleState, number> {
+    const n: Record<VisibleState, number> = {
+      creating: 0,
+      running: 0,
+      pausing: 0,
+      paused: 0,
+      resuming: 0,
+      killing: 0,
+    };
+    for (const { state } of this.#live.values()) if (state !== "gone") n[state]++;
+    return n;
+  }
+
   /** False when there is none or somebody else kills it. Resolves when its VM is dead. */
   async kill(id: SandboxId): Promise<boolean> {
     const sandbox = this.#live.get(id);
@@ -219,6 +239,7 @@ export class Engine implements AsyncDisposable {
     id: SandboxId,
     timeoutMs: number,
     _signal: AbortSignal,
+    _options: ResumeOptions = {},
   ): Promise<{ view: SandboxView; resumed: boolean }> {
     await this.extend(id, timeoutMs);
     return { view: this.get(id), resumed: false };
@@ -244,8 +265,31 @@ export class Engine implements AsyncDisposable {
     return Promise.resolve(false);
   }
 
-  /** One capture, then children of it; results in the order of the children. The source goes on first. */
+  /**
+   * One capture, then children of it; results in the order of the children. The source goes on first. Where it throws,
+   * or is aborted before it has answered, no child is left.
+   */
   fork(_id: SandboxId, _options: ForkOptions, _signal: AbortSignal): Promise<ForkResult[]> {
+    return Promise.reject(notYet());
+  }
+
+  /** The state of a running or paused sandbox, to rewind to; the sandbox goes on. */
+  checkpoint(_id: SandboxId, _options: CheckpointOptions, _signal: AbortSignal): Promise<CheckpointView> {
+    return Promise.reject(notYet());
+  }
+
+  /** Oldest first. */
+  async listCheckpoints(id: SandboxId): Promise<CheckpointView[]> {
+    this.#visible(id);
+    return await Promise.resolve([]);
+  }
+
+  /** In place: id and tokens stay, the VM is another one. By the checkpoint's id or name; NOT_FOUND when there is none. */
+  rewind(_id: SandboxId, _checkpoint: string, _options: RewindOptions, _signal: AbortSignal): Promise<SandboxView> {
+    return Promise.reject(notYet());
+  }
+
+  lineage(_id: SandboxId): Promise<Lineage> {
     return Promise.reject(notYet());
   }
 

@@ -1,6 +1,6 @@
 /** What the engine shows to the API, the edge and the tools. Times are milliseconds since the epoch. */
 import type { AenvError, Bytes, LayerId, RunId, SandboxId, SnapshotId, TemplateId } from "@aenv/base";
-import type { RunPurpose, SandboxState } from "@aenv/state";
+import type { RunPurpose, SandboxState, SnapshotCause } from "@aenv/state";
 import type { Machine } from "@aenv/vmm";
 
 /** `gone` is never shown: a sandbox that ended is NOT_FOUND. */
@@ -187,6 +187,13 @@ export interface PauseOptions {
   memory?: boolean;
 }
 
+export interface ResumeOptions {
+  /** false: the memory that was kept is ignored and the disk is booted. Default true. */
+  memory?: boolean;
+  /** What happens at the end of its time from now on; absent: as before. */
+  autoPause?: boolean;
+}
+
 export interface SnapshotOptions {
   /** `alias`, `alias:tag` or `team/alias:tag`; the same name again replaces what it stands for. */
   name?: string;
@@ -212,6 +219,7 @@ export interface SnapshotView {
 export interface SnapshotFilter {
   team?: string;
   sandboxId?: SandboxId;
+  /** A name or id, with or without team and tag; unknown means an empty list. */
   name?: string;
   /** 1..100, default 100. */
   limit?: number;
@@ -219,7 +227,7 @@ export interface SnapshotFilter {
 }
 
 export interface ForkOptions {
-  /** 1..maxForks. */
+  /** 1..`maxForks` of the engine's configuration. */
   count: number;
   timeoutMs: number;
   /** All or none: where one child fails the others are killed and each result is an error. */
@@ -228,3 +236,57 @@ export interface ForkOptions {
 
 /** One child, or why there is none. */
 export type ForkResult = { view: SandboxView } | { error: AenvError };
+
+/** A state of one sandbox to which that sandbox can return; it ends with its sandbox. */
+export interface CheckpointView {
+  checkpointId: string;
+  sandboxId: SandboxId;
+  name?: string;
+  createdAt: number;
+  /** Memory and disk that only this checkpoint holds. */
+  ownBytes: number;
+}
+
+export interface CheckpointOptions {
+  /** Unique in the sandbox; the same name again stands for the new one, the old one stays without a name. */
+  name?: string;
+}
+
+export interface RewindOptions {
+  /** The end becomes now + this unless that is earlier; absent: unchanged. A paused sandbox needs it. */
+  timeoutMs?: number;
+}
+
+/** Bytes on this node. */
+export interface LineageSize {
+  /** What this state alone holds: deleting it would free so much. */
+  ownBytes: number;
+  /** What it needs and other states hold too. */
+  sharedBytes: number;
+}
+
+/** One captured state. */
+export interface LineageNode {
+  snapshotId: SnapshotId;
+  /** Absent at the root. */
+  parent?: SnapshotId;
+  cause: SnapshotCause;
+  /** Whose state it is; absent for a template's build. */
+  sandboxId?: SandboxId;
+  /** Of the template, snapshots and checkpoints that keep it. */
+  names: string[];
+  createdAt: number;
+  memory: LineageSize;
+  disk: LineageSize;
+}
+
+/** From the template's state down: what a sandbox stands on, what was captured from it, and the same of its forks. */
+export interface Lineage {
+  sandboxId: SandboxId;
+  /** The state it went on from last. */
+  snapshotId: SnapshotId;
+  /** Each after its parent. */
+  nodes: LineageNode[];
+  /** Which sandboxes that are alive went on from which state. */
+  sandboxes: { sandboxId: SandboxId; snapshotId: SnapshotId; state: VisibleState }[];
+}

@@ -24,12 +24,12 @@ function baseUrlOf(headers: IncomingHttpHeaders, domain: string): string {
 export function nodeRoutes({ engine, node, metrics }: RouteDeps & { metrics: ServerMetrics }): NodeRoutes {
   let document: string | undefined;
   let page: ReturnType<typeof docsPage> | undefined;
-  const total = (states: "running" | "paused"): number => engine.list({ states: [states], limit: 1 }).totalRunning;
 
   return {
     health: () => ok({ status: "ok" as const, version: node.version }),
 
     node: () => {
+      const count = engine.count();
       const pools: Record<string, number> = {};
       for (const p of engine.pools()) {
         const name = p.template ?? p.snapshotId;
@@ -43,7 +43,8 @@ export function nodeRoutes({ engine, node, metrics }: RouteDeps & { metrics: Ser
         uptimeSeconds: Math.round(process.uptime()),
         cpuCount: availableParallelism(),
         residentBytes: process.memoryUsage.rss(),
-        sandboxes: { running: total("running"), paused: 0 },
+        // As the list tells it.
+        sandboxes: { running: count.running + count.resuming, paused: count.paused + count.pausing },
         pools,
         ...node.facts(),
         timings: [metrics.eventLoopDelay(), ...node.timings()],

@@ -1,17 +1,11 @@
-import { AenvError, messageOf, parseSandboxId, type SandboxId } from "@aenv/base";
-import {
-  DEFAULT_TIMEOUT_S,
-  type NewSandbox,
-  parseInstant,
-  parseMetadataFilter,
-  type RouteId,
-  type Sandbox,
-} from "@aenv/contract";
+import { AenvError, messageOf, parseSandboxId } from "@aenv/base";
+import { DEFAULT_TIMEOUT_S, type NewSandbox, parseInstant, parseMetadataFilter, type Sandbox } from "@aenv/contract";
 import type { ListFilter, SandboxView } from "@aenv/engine";
 import { type Call, created, type Handlers, noContent, ok, type Reply } from "../call.ts";
 import { createOptions } from "../create-options.ts";
 import type { EngineApi, NodeApi } from "../ports.ts";
-import { detailOf, listedOf, logsOf, metricOf, sandboxOf, seenState, statesBehind } from "../wire.ts";
+import { detailOf, listedOf, logsOf, metricOf, sandboxOf, statesBehind } from "../wire.ts";
+import { gone, idOf, viewOf } from "./lookup.ts";
 
 export interface RouteDeps {
   engine: EngineApi;
@@ -20,35 +14,23 @@ export interface RouteDeps {
 
 type SandboxRoutes = Pick<
   Handlers,
-  Extract<
-    RouteId,
-    | `${string}andboxV2`
-    | `${string}andbox`
-    | `list${"Sandboxes" | "SandboxesV2"}`
-    | "sandboxesMetrics"
-    | "sandboxMetrics"
-    | "sandboxLogs"
-    | "setSandboxTimeout"
-  >
+  | "createSandboxV2"
+  | "createSandbox"
+  | "listSandboxesV2"
+  | "listSandboxes"
+  | "getSandbox"
+  | "killSandbox"
+  | "setSandboxTimeout"
+  | "refreshSandbox"
+  | "connectSandboxV2"
+  | "connectSandbox"
+  | "sandboxesMetrics"
+  | "sandboxMetrics"
+  | "sandboxLogs"
 >;
 
-const gone = (id: string): AenvError => new AenvError("NOT_FOUND", `there is no sandbox ${JSON.stringify(id)}`);
-
-/** No sandbox has an id of another shape: clients ask for any text and expect 404, not 400. */
-function idOf(text: string): SandboxId {
-  try {
-    return parseSandboxId(text);
-  } catch {
-    throw gone(text.slice(0, 64));
-  }
-}
-
 export function sandboxRoutes({ engine, node }: RouteDeps): SandboxRoutes {
-  const view = (text: string): SandboxView => {
-    const v = engine.get(idOf(text));
-    if (seenState(v) === undefined) throw gone(v.sandboxId);
-    return v;
-  };
+  const view = (text: string): SandboxView => viewOf(engine, text);
 
   const create = async (
     version: "v1" | "v2",
@@ -65,14 +47,10 @@ export function sandboxRoutes({ engine, node }: RouteDeps): SandboxRoutes {
     memory: boolean | null | undefined,
     signal: () => AbortSignal,
   ): Promise<Reply<200, Sandbox> | Reply<201, Sandbox>> => {
-    const id = idOf(text);
-    const now = view(text);
-    // To boot from disk means something only where memory was saved.
-    if (memory === false && now.state !== "running")
-      throw new AenvError("INVALID_ARGUMENT", "this node cannot boot a paused sandbox from its disk", {
-        hint: "Leave memory out.",
-      });
-    const { view: v, resumed } = await engine.connect(id, timeout * 1000, signal());
+    const { sandboxId } = view(text);
+    const { view: v, resumed } = await engine.connect(sandboxId, timeout * 1000, signal(), {
+      memory: memory !== false,
+    });
     return resumed ? created(sandboxOf(v, node.domain)) : ok(sandboxOf(v, node.domain));
   };
 

@@ -50,6 +50,7 @@ export function templateRoutes({ engine }: RouteDeps): TemplateRoutes {
     getTemplate: ({ params }) => ok(templateWithBuildsOf(resolve(params.templateID))),
 
     deleteTemplate: async ({ params }) => {
+      if (await engine.deleteSnapshot(params.templateID)) return noContent();
       const { templateId } = resolve(params.templateID);
       if (!(await engine.templates.delete(templateId))) resolve(params.templateID);
       return noContent();

@@ -2,7 +2,7 @@ import { z } from "zod";
 import { EnvVars, Metadata, timestamp } from "./common.ts";
 
 /** Seconds a sandbox lives when the caller does not say; the two create versions differ. */
-export const DEFAULT_TIMEOUT_S = { v1: 15, v2: 300, connect: 300, refresh: 15 } as const;
+export const DEFAULT_TIMEOUT_S = { v1: 15, v2: 300, connect: 300, resume: 15, refresh: 15, fork: 300 } as const;
 
 /** The encoded sum of keys and values that one sandbox may carry. */
 export const MAX_METADATA_BYTES = 64 * 1024;
@@ -53,8 +53,14 @@ const newSandbox = {
   iam: z.looseObject({ tokens: z.record(z.string(), z.unknown()).nullish() }).nullish(),
   mcp: z.record(z.string(), z.unknown()).nullish(),
   autoPause: z.boolean().nullish().describe("At the end of its time pause the sandbox instead of killing it."),
-  autoPauseMemory: z.boolean().nullish(),
-  autoResume: z.looseObject({ enabled: z.boolean().nullish() }).nullish(),
+  autoPauseMemory: z
+    .boolean()
+    .nullish()
+    .describe("false: that pause keeps the disk only; not together with autoResume. Default true."),
+  autoResume: z
+    .looseObject({ enabled: z.boolean().nullish() })
+    .nullish()
+    .describe("enabled: a request to one of its ports wakes the sandbox while it is paused."),
   volumeMounts: z.array(z.looseObject({ name: z.string(), path: z.string() })).nullish(),
 };
 
@@ -109,7 +115,10 @@ export const SandboxDetail = ListedSandbox.extend({
   envdAccessToken: z.string().optional(),
   allowInternetAccess: z.boolean().nullable().optional(),
   network: z.looseObject({ allowPublicTraffic: z.boolean().optional() }).optional(),
-  lifecycle: z.object({ onTimeout: z.enum(["kill", "pause"]), autoResume: z.boolean() }).optional(),
+  lifecycle: z
+    .object({ onTimeout: z.enum(["kill", "pause"]), autoResume: z.boolean() })
+    .optional()
+    .describe("What happens at the end of its time, and whether traffic wakes it while it is paused."),
 });
 export type SandboxDetail = z.infer<typeof SandboxDetail>;
 
@@ -126,7 +135,7 @@ export const SandboxRefresh = z.object({
 });
 export const ConnectSandbox = z.object({
   timeout: z.int().min(0).describe("Seconds from now; never shortens."),
-  memory: z.boolean().nullish(),
+  memory: z.boolean().nullish().describe("false: boot from disk instead of resuming memory."),
 });
 export const ConnectSandboxV2 = z.object({
   timeout: z.int().min(0).nullish().describe(`Seconds from now. Default ${DEFAULT_TIMEOUT_S.connect}. Never shortens.`),
