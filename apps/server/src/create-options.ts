@@ -1,7 +1,7 @@
 import type { IncomingHttpHeaders } from "node:http";
 import { AenvError } from "@aenv/base";
-import { DEFAULT_TIMEOUT_S, type NetworkConfig, type NewSandbox } from "@aenv/contract";
-import type { CreateOptions } from "@aenv/engine";
+import { DEFAULT_TIMEOUT_S, type NetworkConfig, type NewSandbox, type SandboxNetworkUpdate } from "@aenv/contract";
+import type { CreateOptions, EgressOptions, NetworkRules } from "@aenv/engine";
 import type { Features } from "./ports.ts";
 
 const lacking = (what: string, hint: string): AenvError =>
@@ -24,15 +24,35 @@ function refuseLacking(body: NewSandbox, features: Features): void {
 }
 
 function refuseNetwork(network: NetworkConfig, features: Features): void {
-  const lists = { allowOut: network.allowOut, denyOut: network.denyOut, httpsPorts: network.httpsPorts };
-  for (const [name, list] of Object.entries(lists)) {
-    if ((list ?? []).length > 0) throw lacking(`network.${name}`, "Leave it out: this version has no network rules.");
-  }
-  if (Object.keys(network.rules ?? {}).length > 0) throw lacking("network.rules", "Leave it out.");
-  if (network.egressProxy) throw lacking("network.egressProxy", "Set a proxy by envVars.");
+  refuseEgress("network.", network, features);
+  if ((network.httpsPorts ?? []).length > 0) throw lacking("network.httpsPorts", "Leave it out.");
   if (network.maskRequestHost) throw lacking("network.maskRequestHost", "Leave it out.");
   if (network.allowPublicTraffic === false && !features.privateTraffic)
     throw lacking("network.allowPublicTraffic: false", "Leave it out: every port of the sandbox is then public.");
+}
+
+type Egress = Pick<NetworkConfig, "allowOut" | "denyOut" | "rules" | "egressProxy">;
+
+function refuseEgress(prefix: string, egress: Egress, features: Features): void {
+  for (const name of ["allowOut", "denyOut"] as const) {
+    if (!features.egressRules && (egress[name] ?? []).length > 0)
+      throw lacking(`${prefix}${name}`, "Leave it out: this version has no network rules.");
+  }
+  if (Object.keys(egress.rules ?? {}).length > 0) throw lacking(`${prefix}rules`, "Leave it out.");
+  if (egress.egressProxy) throw lacking(`${prefix}egressProxy`, "Set a proxy by envVars.");
+}
+
+const rulesOf = ({ allowOut, denyOut }: Egress): NetworkRules => ({
+  ...(allowOut?.length ? { allowOut } : {}),
+  ...(denyOut?.length ? { denyOut } : {}),
+});
+
+/** From a checked body of PUT /sandboxes/{id}/network. */
+export function egressOptions(body: SandboxNetworkUpdate, features: Features): EgressOptions {
+  if (body.allow_internet_access === false && !features.internetOff)
+    throw lacking("allow_internet_access: false", "Leave it out: sandboxes of this version reach the internet.");
+  refuseEgress("", body, features);
+  return { allowInternetAccess: body.allow_internet_access ?? null, ...rulesOf(body) };
 }
 
 /** From a checked body of either version to what the engine takes. */
@@ -58,6 +78,7 @@ export function createOptions(
     autoPauseMemory: body.autoPauseMemory !== false,
     autoResume: body.autoResume?.enabled === true,
     allowInternetAccess: body.allow_internet_access ?? null,
+    ...(body.network ? { network: rulesOf(body.network) } : {}),
     allowPublicTraffic: body.network?.allowPublicTraffic !== false,
     ...(key === undefined ? {} : { idempotencyKey: key }),
   };

@@ -10,6 +10,7 @@ export type EngineApi = Pick<
   | "list"
   | "kill"
   | "setTimeout"
+  | "setNetwork"
   | "extend"
   | "connect"
   | "pause"
@@ -33,6 +34,8 @@ export interface Features {
   pause: boolean;
   /** `allow_internet_access: false`. */
   internetOff: boolean;
+  /** `network.allowOut`, `network.denyOut` and their update. */
+  egressRules: boolean;
   /** `network.allowPublicTraffic: false`. */
   privateTraffic: boolean;
 }

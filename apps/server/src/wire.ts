@@ -83,9 +83,20 @@ export function detailOf(v: SandboxView, domain: string): SandboxDetail {
     domain,
     ...(v.envdAccessToken === undefined ? {} : { envdAccessToken: v.envdAccessToken }),
     allowInternetAccess: v.allowInternetAccess,
-    ...(v.trafficAccessToken === undefined ? {} : { network: { allowPublicTraffic: false } }),
+    ...networkOf(v),
     lifecycle: { onTimeout: v.lifecycle.onTimeout, autoResume: v.lifecycle.autoResume },
   };
+}
+
+/** Only what was asked for: absent means the defaults. */
+function networkOf({ network, trafficAccessToken }: SandboxView): Pick<SandboxDetail, "network"> {
+  const { allowOut, denyOut } = network;
+  const found = {
+    ...(trafficAccessToken === undefined ? {} : { allowPublicTraffic: false }),
+    ...(allowOut ? { allowOut: [...allowOut] } : {}),
+    ...(denyOut ? { denyOut: [...denyOut] } : {}),
+  };
+  return Object.keys(found).length > 0 ? { network: found } : {};
 }
 
 export function metricOf(m: MetricSample): SandboxMetric {

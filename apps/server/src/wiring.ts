@@ -196,7 +196,7 @@ function nodeApi(rooms: Rooms): NodeApi {
       return config.domain;
     },
     forkLimit: config.forkLimit,
-    features: { pause: false, internetOff: true, privateTraffic: true },
+    features: { pause: false, internetOff: true, egressRules: true, privateTraffic: true },
     facts: (): NodeFacts => ({
       vmm: driver.name,
       vmmVersion: probe.version,

@@ -5,6 +5,7 @@ import type {
   CheckpointOptions,
   CheckpointView,
   CreateOptions,
+  EgressOptions,
   ForkOptions,
   ForkResult,
   Lineage,
@@ -123,6 +124,7 @@ export class FakeEngine implements EngineApi {
       ...(o.allowPublicTraffic === false ? { trafficAccessToken: token() } : {}),
       lifecycle: { onTimeout: o.autoPause ? "pause" : "kill", autoResume: o.autoResume ?? false },
       allowInternetAccess: o.allowInternetAccess ?? null,
+      network: o.network ?? {},
     };
     this.sandboxes.set(view.sandboxId, view);
     if (o.idempotencyKey !== undefined) this.#byKey.set(o.idempotencyKey, { options, view });
@@ -197,6 +199,11 @@ export class FakeEngine implements EngineApi {
 
   async setTimeout(id: SandboxId, ms: number): Promise<void> {
     (await Promise.resolve(this.#running(id))).endAt = this.clock.now() + ms;
+  }
+
+  setNetwork(id: SandboxId, { allowInternetAccess, ...network }: EgressOptions): Promise<void> {
+    Object.assign(this.get(id), { allowInternetAccess: allowInternetAccess ?? null, network });
+    return Promise.resolve();
   }
 
   async extend(id: SandboxId, ms: number): Promise<void> {

@@ -55,7 +55,7 @@ export function fakeServer(
     instance: "fa4e",
     domain: "localhost:8000",
     forkLimit: options.forkLimit ?? 16,
-    features: { pause: true, internetOff: false, privateTraffic: true, ...options.features },
+    features: { pause: true, internetOff: false, egressRules: false, privateTraffic: true, ...options.features },
     facts: () => ({
       vmm: "fake",
       vmmVersion: "0",

@@ -3,7 +3,6 @@ import type { RouteDef } from "./route.ts";
 /** Endpoints of the E2B API that this version does not have: they answer 501 with the feature's name. */
 export const LATER: readonly { method: RouteDef["method"]; path: string; feature: string }[] = (
   [
-    ["PUT", "/sandboxes/{sandboxID}/network", "network rules"],
     ["GET", "/v2/sandboxes/{sandboxID}/logs", "paged logs"],
     ["POST", "/v3/templates", "building templates"],
     ["POST", "/v2/templates", "building templates"],

@@ -1,6 +1,7 @@
 import { AenvError, messageOf, newSandboxId, type SandboxId } from "@aenv/base";
 import { DEFAULT_TEAM, type SandboxRecord } from "@aenv/state";
 import type { Context } from "./context.ts";
+import { egressRules, isOpen, setEgress } from "./egress.ts";
 import { initRun } from "./launch.ts";
 import { Phases } from "./phases.ts";
 import type { Pools } from "./pools.ts";
@@ -119,8 +120,7 @@ export class Creator {
     const { record, snapshot, template } = sandbox;
     this.#ctx.state.tx(() => run.assign(sandbox.id));
     await this.#ctx.step("assign:after");
-    if (record.allowInternetAccess === false)
-      await phases.time("policy", () => this.#ctx.network.setPolicy(run.slot, { allowInternet: false }));
+    if (!isOpen(record)) await phases.time("policy", () => setEgress(this.#ctx, run, record));
     await phases.time("init", () =>
       initRun(
         this.#ctx,
@@ -154,7 +154,7 @@ export class Creator {
       secure: options.secure ?? true,
       onTimeout: "kill",
       autoResume: false,
-      allowInternetAccess: options.allowInternetAccess ?? null,
+      ...egressRules({ allowInternetAccess: options.allowInternetAccess ?? null, ...options.network }),
       allowPublicTraffic: options.allowPublicTraffic ?? true,
     };
   }

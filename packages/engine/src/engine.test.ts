@@ -160,7 +160,10 @@ test("an open sandbox has no token, and one without public traffic asks for its 
   assert.equal(engine.route(closed.sandboxId)?.trafficToken, closed.trafficAccessToken);
   assert.match(closed.trafficAccessToken ?? "", /^[0-9a-f]{64}$/);
   assert.notEqual(closed.trafficAccessToken, closed.envdAccessToken);
-  assert.deepEqual([...world.policies.values()], [false]);
+  assert.deepEqual(
+    [...world.policies.values()].map((p) => p.allowInternet),
+    [false],
+  );
 });
 
 test("the same idempotency key gives the same answer, at once and later; another request is refused", async () => {

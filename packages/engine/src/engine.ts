@@ -17,6 +17,7 @@ import { buildTemplate } from "./build.ts";
 import { type EngineConfigInput, engineConfig } from "./config.ts";
 import type { Context } from "./context.ts";
 import { Creator } from "./create.ts";
+import { egressRules, setEgress } from "./egress.ts";
 import { Deadlines } from "./expiry.ts";
 import { Foreground } from "./foreground.ts";
 import { IdempotentCreates } from "./idempotency.ts";
@@ -36,6 +37,7 @@ import type {
   CheckpointView,
   CreateOptions,
   CreateTiming,
+  EgressOptions,
   ForkOptions,
   ForkResult,
   LayerFile,
@@ -232,6 +234,26 @@ export class Engine implements AsyncDisposable {
     const sandbox = this.#running(id);
     const endAt = this.#ctx.clock.now() + ms;
     if (endAt > sandbox.record.endAt) this.#setEnd(sandbox, endAt);
+  }
+
+  /**
+   * Replaces what it may reach as a whole. Holds when this resolves, for connections that are open too; when it rejects
+   * the rules before it hold.
+   */
+  async setNetwork(id: SandboxId, options: EgressOptions): Promise<void> {
+    const rules = egressRules(options);
+    const sandbox = this.#running(id);
+    const { run, record } = sandbox;
+    if (!run) throw notFound(id);
+    const before = { allowInternetAccess: record.allowInternetAccess, network: record.network ?? {} };
+    // Recorded first: a server that dies in between makes it true when it recovers.
+    sandbox.setEgress(rules);
+    try {
+      await setEgress(this.#ctx, run, rules);
+    } catch (e) {
+      if (record.network === rules.network && sandbox.run === run) sandbox.setEgress(before);
+      throw AenvError.from(e, `set the network rules of ${id}`);
+    }
   }
 
   /** As extend for a running sandbox; resumes a paused one. */

@@ -20,6 +20,7 @@ import { isAlive, type ProcIdentity, processes, signalExact } from "@aenv/host";
 import type { RunRecord, SandboxRecord, SnapshotRecord, TemplateRecord } from "@aenv/state";
 import type { Vm, VmExit, VmHandle } from "@aenv/vmm";
 import type { Context } from "./context.ts";
+import { setEgress } from "./egress.ts";
 import { settleAll, VmRun } from "./run.ts";
 
 const ADOPT_DEADLINE_MS = 10_000;
@@ -105,8 +106,18 @@ export async function recover(ctx: Context, signal: AbortSignal): Promise<Recove
     if (record.state !== "running") state.sandboxes.setState(record.id, "running", id);
     survivors.push({ record: { ...record, state: "running" }, template, snapshot, run });
   }
+  await settleAll(survivors.map((s) => restoreEgress(ctx, s)));
   ctx.logger.info({ adopted: survivors.length, lost, ...freed }, "recovered");
   return { survivors, lost, freed };
+}
+
+/** The record may be ahead of the slot where a server died between the two. */
+async function restoreEgress(ctx: Context, { record, run }: Survivor): Promise<void> {
+  try {
+    await setEgress(ctx, run, record);
+  } catch (e) {
+    ctx.logger.error({ sandbox: record.id, error: messageOf(e) }, "network rules could not be restored");
+  }
 }
 
 interface Candidate {

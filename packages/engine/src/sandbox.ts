@@ -106,6 +106,12 @@ export class Sandbox {
     );
   }
 
+  /** What it may reach from now on, in this run and in later ones. */
+  setEgress(rules: Required<Pick<SandboxRecord, "allowInternetAccess" | "network">>): void {
+    Object.assign(this.record, rules);
+    this.#ctx.state.sandboxes.setNetwork(this.id, rules.allowInternetAccess, rules.network);
+  }
+
   setEnd(endAt: number): void {
     this.record.endAt = endAt;
     this.#ctx.state.sandboxes.setTimes(this.id, this.record.startedAt, endAt);

@@ -6,6 +6,7 @@ import { mkdir, mkdtemp, readdir, rm, writeFile } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { AenvError, type Clock, mib, silentLogger } from "@aenv/base";
+import type { EgressPolicy } from "@aenv/network";
 import { State } from "@aenv/state";
 import { FakeDriver, FakeWorld, type Vm, type VmHandle, type VmSpec } from "@aenv/vmm";
 import type { EngineConfigInput } from "./config.ts";
@@ -54,7 +55,9 @@ export class World implements AsyncDisposable {
   readonly slots = new Set<number>();
   readonly cgroups = new Set<string>();
   readonly inits: { host: string; body: GuestInit }[] = [];
-  readonly policies = new Map<number, boolean>();
+  /** So many changes of a policy fail. */
+  policyFails = 0;
+  readonly policies = new Map<number, EgressPolicy>();
   /** How the agents of guests behave that answer from now on. */
   mood: GuestMood = "well";
   /** Runs whose agent never answers. */
@@ -278,8 +281,12 @@ export class Life {
         for (const i of freed) w.slots.delete(i);
         return { freed, failed: [] };
       },
-      setPolicy: async (s: Slot, policy: { allowInternet: boolean }) => {
-        w.policies.set(s.index, policy.allowInternet);
+      setPolicy: async (s: Slot, policy: EgressPolicy) => {
+        if (w.policyFails > 0) {
+          w.policyFails--;
+          throw new AenvError("UNAVAILABLE", "the rules could not be set");
+        }
+        w.policies.set(s.index, policy);
       },
     };
   }

@@ -32,6 +32,19 @@ export interface SandboxView {
   lifecycle: Lifecycle;
   /** null: the caller said nothing, which means allowed. */
   allowInternetAccess: boolean | null;
+  /** Its egress rules as they were given. */
+  network: NetworkRules;
+}
+
+/** IPv4 addresses, CIDRs and, in `allowOut`, domains; `allowOut` wins. */
+export interface NetworkRules {
+  allowOut?: readonly string[];
+  denyOut?: readonly string[];
+}
+
+/** All that decides what a sandbox may reach. */
+export interface EgressOptions extends NetworkRules {
+  allowInternetAccess?: boolean | null;
 }
 
 export interface CreateOptions {
@@ -48,6 +61,7 @@ export interface CreateOptions {
   /** The same key with the same options gives the same answer; with other options CONFLICT. */
   idempotencyKey?: string;
   allowInternetAccess?: boolean | null;
+  network?: NetworkRules;
   /** false: the edge asks for the traffic token. */
   allowPublicTraffic?: boolean;
 }

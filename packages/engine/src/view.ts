@@ -24,5 +24,6 @@ export function viewOf(
     ...(record.allowPublicTraffic ? {} : { trafficAccessToken: tokens.traffic }),
     lifecycle: { onTimeout: record.onTimeout, autoResume: record.autoResume },
     allowInternetAccess: record.allowInternetAccess,
+    network: record.network ?? {},
   };
 }

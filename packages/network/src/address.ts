@@ -43,6 +43,30 @@ export function mergeCidrs(list: readonly Cidr[]): Cidr[] {
   return out;
 }
 
+/** Whether every address of `c` is in one of these. */
+export function covers(list: readonly Cidr[], c: Cidr): boolean {
+  let next = c.base;
+  for (const m of mergeCidrs(list)) {
+    if (lastOf(m) < next) continue;
+    if (m.base > next) return false;
+    next = lastOf(m) + 1;
+    if (next > lastOf(c)) return true;
+  }
+  return false;
+}
+
+/** The addresses of `list` that are in none of `holes`. */
+export function subtractCidrs(list: readonly Cidr[], holes: readonly Cidr[]): Cidr[] {
+  const without = (c: Cidr): Cidr[] => {
+    const inside = holes.filter((h) => overlaps(h, c));
+    if (inside.length === 0) return [c];
+    if (inside.some((h) => h.bits <= c.bits)) return [];
+    const half: Cidr = { base: c.base, bits: c.bits + 1 };
+    return [half, { base: c.base + 2 ** (32 - half.bits), bits: half.bits }].flatMap(without);
+  };
+  return mergeCidrs(list).flatMap(without);
+}
+
 /**
  * Fewest prefixes that hold all these host-side addresses of slots (every second address of a block) and no other
  * slot's.

@@ -1,7 +1,7 @@
 import { chmod, mkdir, readdir, readFile, rm, rmdir, stat, writeFile } from "node:fs/promises";
 import { AenvError, errnoOf, type Logger } from "@aenv/base";
 import { run } from "@aenv/host";
-import { type Cidr, parseCidr } from "./address.ts";
+import { type Cidr, overlaps, parseCidr } from "./address.ts";
 import { indexOf, netnsPrefix, vethPrefix } from "./names.ts";
 
 const NETNS_DIR = "/run/netns";
@@ -62,6 +62,15 @@ export async function defaultRouteDevices(): Promise<string[]> {
     .filter((f) => f[1] === "00000000" && f[7] === "00000000")
     .sort((a, b) => Number(a[6]) - Number(b[6]));
   return [...new Set(rows.flatMap((f) => f[0] ?? []))];
+}
+
+/** Devices, other than those of default routes, behind which some of these ranges are. */
+export async function devicesTo(ranges: readonly Cidr[]): Promise<string[]> {
+  if (ranges.length === 0) return [];
+  const { stdout } = await run("ip", ["-j", "-4", "route", "show"]);
+  const routes = (JSON.parse(stdout || "[]") as JsonRoute[]).filter((r) => r.dst !== "default" && r.dev !== undefined);
+  const to = routes.filter((r) => ranges.some((range) => overlaps(range, parseCidr(r.dst))));
+  return [...new Set(to.flatMap((r) => r.dev ?? []))];
 }
 
 interface JsonAddress {

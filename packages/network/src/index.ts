@@ -1,4 +1,5 @@
 export { type CheckOptions, checkNetwork } from "./doctor.ts";
+export { domainMatches, type EgressRules, egressPolicy } from "./egress.ts";
 export { Network } from "./network.ts";
 export { GATEWAY_IP, GUEST_IP, GUEST_MAC } from "./rules.ts";
 export * from "./types.ts";

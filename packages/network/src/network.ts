@@ -1,11 +1,13 @@
+import { randomInt } from "node:crypto";
 import { AenvError, type Logger, messageOf } from "@aenv/base";
 import { run } from "@aenv/host";
-import { type Cidr, formatCidr, MAX_SLOTS, parseCidr } from "./address.ts";
+import { formatCidr, MAX_SLOTS, parseCidr } from "./address.ts";
 import { checkNetwork, rulesInPlace } from "./doctor.ts";
+import { parseOpened } from "./egress.ts";
 import * as host from "./host.ts";
-import { type Instance, planSlot, type SlotPlan, tableName } from "./names.ts";
+import { type Instance, planSlot, type SlotPlan, tableName, vethPrefix } from "./names.ts";
 import { checkOptions, findBlock } from "./options.ts";
-import { nodeRules, policyRules, slotRules, uplinkRules } from "./rules.ts";
+import { type Destinations, nodeRules, policyRules, slotRules, uplinkRules } from "./rules.ts";
 import { makeScript, removeScript } from "./script.ts";
 import {
   DEFAULT_LIMITS,
@@ -13,7 +15,6 @@ import {
   type Finding,
   type GuestLimits,
   type NetworkOptions,
-  OPEN_POLICY,
   type Slot,
   type SlotState,
   type SlotView,
@@ -23,6 +24,9 @@ import {
 /** Small, so that the first of many waiters does not wait for the last. */
 const BATCH = 32;
 
+/** A connection's mark has 32 bits. New slots have epoch 1. */
+const MAX_EPOCH = 2 ** 32;
+
 /** All slots together take at most this share of the root netns' connection table. */
 const CONNTRACK_SHARE = 0.5;
 
@@ -31,6 +35,8 @@ interface Entry {
   state: SlotState;
   /** The object that the present owner holds: a slot of an earlier owner is not accepted back. */
   slot?: Slot;
+  /** The latest change of its policy, settled or not. */
+  change?: Promise<void>;
   /** Settles release(). */
   released?: { resolve: () => void; reject: (e: unknown) => void };
 }
@@ -48,7 +54,7 @@ export class Network {
   readonly #instance: Instance;
   readonly #options: NetworkOptions;
   readonly #logger: Logger;
-  readonly #deny: readonly Cidr[];
+  readonly #destinations: Destinations;
   readonly #limits: GuestLimits;
   readonly #entries = new Map<number, Entry>();
   readonly #waiters: Waiter[] = [];
@@ -62,11 +68,11 @@ export class Network {
   #uplinks: string[] = [];
   #closed = false;
 
-  private constructor(instance: Instance, options: NetworkOptions, deny: readonly Cidr[]) {
+  private constructor(instance: Instance, options: NetworkOptions, destinations: Destinations) {
     this.#instance = instance;
     this.#options = options;
     this.#logger = options.logger;
-    this.#deny = deny;
+    this.#destinations = destinations;
     this.#limits = { ...DEFAULT_LIMITS, ...options.limits };
   }
 
@@ -74,13 +80,17 @@ export class Network {
   static async open(options: NetworkOptions): Promise<Network> {
     checkOptions(options);
     const id = options.instance;
-    const deny = (options.deny ?? []).map(parseCidr);
     await host.barrier(id);
     const addresses = await host.hostAddresses(id);
     const block = findBlock(id, options, addresses);
-    // The rules in the root netns know the host's addresses at any time; slots know those of when they were made.
-    deny.push(...addresses.host);
-    const network = new Network({ id, block, uidBase: options.uidBase ?? 200_000 }, options, deny);
+    const destinations: Destinations = {
+      block,
+      dns: options.dns,
+      // The rules in the root netns know the host's addresses at any time; slots know those of when they were made.
+      deny: [...(options.deny ?? []).map(parseCidr), ...addresses.host],
+      open: (options.open ?? []).map(parseOpened),
+    };
+    const network = new Network({ id, block, uidBase: options.uidBase ?? 200_000 }, options, destinations);
     await network.#start();
     return network;
   }
@@ -98,7 +108,8 @@ export class Network {
     await host.openTunToVmms(this.#logger);
     this.#uplinks = await this.#findUplinks();
     await this.#installRules();
-    for (const device of this.#uplinks) await host.enableForwarding(device, this.#logger);
+    for (const device of [...this.#uplinks, ...(await this.#devicesToOpened())])
+      await host.enableForwarding(device, this.#logger);
     for (const index of await host.inventory(this.#instance.id))
       this.#entries.set(index, { plan: planSlot(this.#instance, index), state: "unclaimed" });
   }
@@ -107,13 +118,16 @@ export class Network {
     const flows = Math.floor(((await host.conntrackMax()) * CONNTRACK_SHARE) / this.#options.limit);
     const rules = nodeRules({
       instance: this.#instance.id,
-      block: this.#instance.block,
-      dns: this.#options.dns,
+      ...this.#destinations,
       uplinks: this.#uplinks,
-      deny: this.#deny,
       flowsPerSlot: Math.min(this.#limits.connections, Math.max(64, flows)),
     });
     await run("nft", ["-f", "-"], { input: rules });
+  }
+
+  async #devicesToOpened(): Promise<string[]> {
+    const devices = await host.devicesTo(this.#destinations.open);
+    return devices.filter((d) => !d.startsWith(vethPrefix(this.#instance.id)));
   }
 
   async #findUplinks(): Promise<string[]> {
@@ -210,13 +224,23 @@ export class Network {
     return out;
   }
 
-  /** Applies to connections made from now on. */
-  async setPolicy(slot: Slot, policy: EgressPolicy): Promise<void> {
+  /**
+   * Replaces the slot's policy as a whole; it holds when this resolves, for connections that are open too. Changes of one
+   * slot happen in the order of their calls; one that fails leaves the policy before it.
+   */
+  setPolicy(slot: Slot, policy: EgressPolicy): Promise<void> {
     const entry = this.#entries.get(slot.index);
-    if (entry?.state !== "used" || entry.slot !== slot)
-      throw new AenvError("CONFLICT", `network slot ${slot.index} is not in this owner's hands`);
-    const rules = policyRules(this.#instance.id, policy);
-    await run("nsenter", [`--net=/run/netns/${slot.netns}`, "nft", "-f", "-"], { input: rules });
+    const notOurs = new AenvError("CONFLICT", `network slot ${slot.index} is not in this owner's hands`);
+    if (entry?.state !== "used" || entry.slot !== slot) return Promise.reject(notOurs);
+    if ((policy.domains ?? []).length > 0)
+      return Promise.reject(new AenvError("INVALID_ARGUMENT", "this node does not filter egress by domain"));
+    const rules = policyRules(this.#instance.id, policy, randomInt(2, MAX_EPOCH));
+    const change = (entry.change ?? Promise.resolve()).then(async () => {
+      if (entry.slot !== slot) throw notOurs;
+      await run("nsenter", [`--net=/run/netns/${slot.netns}`, "nft", "-f", "-"], { input: rules });
+    });
+    entry.change = change.catch(() => {});
+    return change;
   }
 
   /** Removes every slot of this instance that is neither owned nor in the pool. */
@@ -390,8 +414,7 @@ export class Network {
   async #rebuild(dirty: readonly Entry[], fresh: readonly Entry[]): Promise<{ made: Set<number>; failure?: unknown }> {
     try {
       const remove = dirty.length > 0 ? this.#removeScript(dirty) : "";
-      const node = { dns: this.#options.dns, deny: this.#deny };
-      const rules = (plan: SlotPlan): string => slotRules(this.#instance.id, plan, node, this.#limits, OPEN_POLICY);
+      const rules = (plan: SlotPlan): string => slotRules(this.#instance.id, plan, this.#destinations, this.#limits);
       const make = makeScript(
         [...dirty, ...fresh].map((e) => e.plan),
         rules,

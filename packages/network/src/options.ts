@@ -10,6 +10,7 @@ import {
   parseCidr,
   parseIp,
 } from "./address.ts";
+import { parseOpened } from "./egress.ts";
 import type { HostAddresses } from "./host.ts";
 import { checkInstanceId } from "./names.ts";
 import type { NetworkOptions } from "./types.ts";
@@ -23,6 +24,7 @@ export function checkOptions(options: NetworkOptions): void {
     throw new AenvError("INVALID_ARGUMENT", `${JSON.stringify(options.uplink)} is not a network device`);
   for (const dns of options.dns) checkResolver(dns);
   for (const cidr of options.deny ?? []) parseCidr(cidr);
+  for (const cidr of options.open ?? []) parseOpened(cidr);
   if (options.block !== undefined) parseBlock(options.block);
 }
 

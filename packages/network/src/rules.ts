@@ -1,31 +1,13 @@
 import { type Cidr, formatCidr, mergeCidrs, parseCidr } from "./address.ts";
+import { alwaysDenied } from "./egress.ts";
 import { type SlotPlan, tableName, vethPrefix } from "./names.ts";
-import type { EgressPolicy, GuestLimits } from "./types.ts";
+import { type EgressPolicy, type GuestLimits, OPEN_POLICY } from "./types.ts";
 
 export const GUEST_IP = "169.254.0.21";
 export const GATEWAY_IP = "169.254.0.22";
 export const GUEST_MAC = "02:fc:00:00:00:05";
 /** The same in every slot: a resumed guest still has it in its neighbour table. */
 export const GATEWAY_MAC = "02:fc:00:00:00:01";
-
-/** No rule of a sandbox opens these. IANA special-purpose space and the metadata addresses of clouds. */
-const ALWAYS_DENIED = [
-  "0.0.0.0/8",
-  "10.0.0.0/8",
-  "100.64.0.0/10",
-  "127.0.0.0/8",
-  "168.63.129.16/32", // Azure's platform endpoint
-  "169.254.0.0/16",
-  "172.16.0.0/12",
-  "192.0.0.0/24",
-  "192.0.2.0/24",
-  "192.88.99.0/24",
-  "192.168.0.0/16",
-  "198.18.0.0/15",
-  "198.51.100.0/24",
-  "203.0.113.0/24",
-  "224.0.0.0/3", // multicast, reserved, broadcast
-].map(parseCidr);
 
 /** Before conntrack (-200) and before raw (-300), after defragmentation (-400): what is refused here costs no state. */
 const GUARD_PRIORITY = -310;
@@ -36,7 +18,10 @@ export interface NodeRules {
   dns: readonly string[];
   /** Devices that lead to the internet. */
   uplinks: readonly string[];
+  /** The host's own addresses and what else no guest may reach. */
   deny: readonly Cidr[];
+  /** Ranges of always denied space that the operator opens. */
+  open: readonly Cidr[];
   /** Most tracked connections per slot in the root netns. */
   flowsPerSlot: number;
 }
@@ -44,12 +29,15 @@ export interface NodeRules {
 const elements = (list: readonly string[]): string =>
   list.length > 0 ? `\n    elements = { ${list.join(", ")} }` : "";
 
-const sets = (n: Pick<NodeRules, "dns" | "deny">): string => `  set dns {
+/** What the rules of the node and of its slots have in common. */
+export type Destinations = Pick<NodeRules, "block" | "dns" | "deny" | "open">;
+
+const sets = (n: Destinations): string => `  set dns {
     type ipv4_addr${elements(n.dns)}
   }
   set denied {
     type ipv4_addr
-    flags interval${elements(mergeCidrs([...ALWAYS_DENIED, ...n.deny]).map(formatCidr))}
+    flags interval${elements(alwaysDenied(n.open, [n.block, ...n.deny]).map(formatCidr))}
   }`;
 
 const newTable = (family: string, name: string, body: string): string => `table ${family} ${name} {\n${body}\n}\n`;
@@ -68,6 +56,10 @@ export function nodeRules(n: NodeRules): string {
     "inet",
     tableName(n.instance),
     `${sets(n)}
+  set opened {
+    type ipv4_addr
+    flags interval${elements(mergeCidrs(n.open).map(formatCidr))}
+  }
   set uplink {
     type ifname${elements(n.uplinks.map((u) => `"${u}"`))}
   }
@@ -113,8 +105,9 @@ export function nodeRules(n: NodeRules): string {
     add @flows { ip saddr ct count over ${n.flowsPerSlot} } counter drop
     tcp flags syn tcp option maxseg size set rt mtu
     ip daddr @dns meta l4proto { tcp, udp } th dport 53 accept
-    oifname != @uplink counter drop
     ip daddr @denied counter drop
+    ip daddr @opened accept
+    oifname != @uplink counter drop
     accept
   }
   chain inbound {
@@ -137,13 +130,7 @@ export function uplinkRules(instance: string, uplinks: readonly string[]): strin
 }
 
 /** The tables inside a slot's netns, for `nft -f` there; the netns is new. */
-export function slotRules(
-  instance: string,
-  slot: SlotPlan,
-  node: Pick<NodeRules, "dns" | "deny">,
-  limits: GuestLimits,
-  policy: EgressPolicy,
-): string {
+export function slotRules(instance: string, slot: SlotPlan, node: Destinations, limits: GuestLimits): string {
   const name = tableName(instance);
   const tap = newTable(
     "netdev",
@@ -162,11 +149,11 @@ export function slotRules(
     `${sets(node)}
   set allowed {
     type ipv4_addr
-    flags interval${elements(cidrs(policy.allow))}
+    flags interval
   }
   set refused {
     type ipv4_addr
-    flags interval${elements(cidrs(policy.deny))}
+    flags interval
   }
   chain guard {
     type filter hook prerouting priority ${GUARD_PRIORITY}; policy drop;
@@ -195,15 +182,15 @@ export function slotRules(
   }
   chain output {
     type filter hook output priority filter; policy drop;
-    meta l4proto icmp accept
+    meta l4proto { icmp, tcp } accept
   }
   chain forward {
     type filter hook forward priority filter; policy drop;
     ct state invalid counter drop
-    ct state established accept
+    ct original ip saddr ${slot.hostSide} ct status dnat accept
+    ct state established jump judged
     ct state related meta l4proto icmp accept
-    iifname "up0" oifname "tap0" ct status dnat accept
-    iifname "tap0" oifname "up0" jump new_flow
+    iifname "tap0" oifname "up0" ct state new jump new_flow
   }
   chain new_flow {
     meta l4proto != { tcp, udp, icmp } counter drop
@@ -212,35 +199,53 @@ export function slotRules(
     ct count over ${limits.connections} counter drop
     jump sandbox
   }
-  chain sandbox {
-${policyLines(policy)
-  .map((l) => `    ${l}`)
-  .join("\n")}
-  }`,
+${POLICY_CHAINS.map((c) => `  chain ${c} {\n  }`).join("\n")}`,
   );
-  return tap + inet;
+  return tap + inet + policyRules(instance, OPEN_POLICY, 1);
 }
 
-/** Replaces a slot's policy in one transaction, for `nft -f` in its netns. Holds for new connections. */
-export function policyRules(instance: string, policy: EgressPolicy): string {
+/** What a policy rewrites. */
+const POLICY_CHAINS = ["judged", "pass", "sandbox"] as const;
+
+/**
+ * Replaces a slot's policy in one transaction, for `nft -f` in its netns. `epoch` marks the connections that this policy
+ * lets pass and must differ from that of every policy before: connections with another mark are judged anew at their
+ * next packet in either direction, so that what is denied now is cut at once and what is allowed goes on.
+ */
+export function policyRules(instance: string, policy: EgressPolicy, epoch: number): string {
   const table = `inet ${tableName(instance)}`;
   const fill = (set: string, list: readonly string[]): string =>
     `flush set ${table} ${set}\n${list.length > 0 ? `add element ${table} ${set} { ${list.join(", ")} }\n` : ""}`;
-  const rules = policyLines(policy).map((l) => `add rule ${table} sandbox ${l}\n`);
-  return `flush chain ${table} sandbox\n${fill("allowed", cidrs(policy.allow))}${fill("refused", cidrs(policy.deny))}${rules.join("")}`;
+  const chains = {
+    judged: [`ct mark ${epoch} accept`, "jump sandbox"],
+    pass: [`ct mark set ${epoch} accept`],
+    sandbox: policyLines(policy),
+  };
+  return [
+    ...POLICY_CHAINS.map((c) => `flush chain ${table} ${c}\n`),
+    fill("allowed", cidrs(policy.allow)),
+    fill("refused", cidrs(policy.deny)),
+    ...POLICY_CHAINS.flatMap((c) => chains[c].map((l) => `add rule ${table} ${c} ${l}\n`)),
+  ].join("");
 }
 
 const cidrs = (list: readonly string[] | undefined): string[] =>
   mergeCidrs((list ?? []).map(parseCidr)).map(formatCidr);
 
+/** A connection is judged by where its guest sent it, whichever way the packet at hand goes. */
 function policyLines(policy: EgressPolicy): string[] {
-  // A program in the guest learns at once that it may not, instead of waiting for its own timeout.
-  const refuse = "counter reject with icmp type admin-prohibited";
-  if (!policy.allowInternet) return ["ip daddr @allowed accept", refuse];
+  const refuse = (what: string): string[] => [
+    `${what}ct state established meta l4proto tcp counter reject with tcp reset`,
+    // A program in the guest learns at once that it may not, instead of waiting for its own timeout.
+    `${what}counter reject with icmp type admin-prohibited`,
+  ];
+  if (!policy.allowInternet) return ["ct original ip daddr @allowed jump pass", ...refuse("")];
   return [
-    "ip daddr @dns meta l4proto { tcp, udp } th dport 53 accept",
-    "ip daddr @allowed accept",
-    `ip daddr @refused ${refuse}`,
-    "accept",
+    // One protocol each: nft cannot read back what it prints for a port of either.
+    "ct original ip daddr @dns meta l4proto tcp ct original proto-dst 53 jump pass",
+    "ct original ip daddr @dns meta l4proto udp ct original proto-dst 53 jump pass",
+    "ct original ip daddr @allowed jump pass",
+    ...refuse("ct original ip daddr @refused "),
+    "jump pass",
   ];
 }

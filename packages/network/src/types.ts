@@ -43,14 +43,21 @@ export interface NetworkOptions {
   limits?: Partial<GuestLimits>;
   /** More CIDRs that no guest may reach (say, the public address of a host behind 1:1 NAT). */
   deny?: readonly string[];
+  /** Private ranges that guests may reach as if they were the internet: the operator's choice, which no sandbox can make. */
+  open?: readonly string[];
 }
 
-/** What a guest may open connections to, inside what the node allows. `allow` wins over `deny`. */
+/**
+ * What a guest may reach, inside what the node allows; egressPolicy() makes one of what users write. `allow` wins over
+ * `deny`.
+ */
 export interface EgressPolicy {
   /** What happens to a destination that no rule names, and to DNS. */
   allowInternet: boolean;
   allow?: readonly string[];
   deny?: readonly string[];
+  /** Names that it may reach over HTTP and TLS where `allowInternet` is false: `example.com`, `*.example.com`. */
+  domains?: readonly string[];
 }
 
 export const OPEN_POLICY: EgressPolicy = { allowInternet: true };

@@ -1,16 +1,22 @@
 /** A host or guest program in some netns: obeys JSON lines on stdin, answers and reports on stdout. Ends with its stdin. */
 import { createSocket } from "node:dgram";
-import { connect, createServer } from "node:net";
+import { connect, createServer, type Socket } from "node:net";
 import { createInterface } from "node:readline";
 
 interface Command {
   id: number;
-  op: "listen" | "connect" | "ask";
+  op: "listen" | "connect" | "echo" | "ask" | "push";
   host: string;
   port: number;
 }
 
 const say = (o: object): boolean => process.stdout.write(`${JSON.stringify(o)}\n`);
+
+/** The latest connection to each host and port. */
+const open = new Map<string, Socket>();
+
+/** How to reach the latest peer of each UDP listener. */
+const push = new Map<string, (done: () => void) => void>();
 
 function obey({ id, op, host, port }: Command): void {
   const fail = (e: Error): boolean => say({ id, error: (e as NodeJS.ErrnoException).code ?? e.message });
@@ -24,6 +30,7 @@ function obey({ id, op, host, port }: Command): void {
     const udp = createSocket("udp4");
     udp.on("message", (data, from) => {
       say({ event: "udp", host, port, from: from.address, text: data.toString() });
+      push.set(`${host}:${port}`, (done) => udp.send("more", from.port, from.address, done));
       udp.send(`hello ${from.address}\n`, from.port, from.address);
     });
     tcp.on("error", fail);
@@ -31,8 +38,25 @@ function obey({ id, op, host, port }: Command): void {
     tcp.listen(port, host, () => udp.bind(port, host, () => say({ id })));
   } else if (op === "connect") {
     const s = connect({ host, port });
+    open.set(`${host}:${port}`, s);
     s.once("data", (d) => say({ id, text: d.toString().trim() }));
     s.on("error", fail);
+  } else if (op === "echo") {
+    const s = open.get(`${host}:${port}`);
+    if (!s || s.destroyed) return void say({ id, error: "closed" });
+    const onData = (d: Buffer): void => {
+      s.off("error", onError);
+      say({ id, text: d.toString().trim() });
+    };
+    const onError = (e: Error): void => {
+      s.off("data", onData);
+      fail(e);
+    };
+    s.once("data", onData);
+    s.once("error", onError);
+    s.write("still here?\n");
+  } else if (op === "push") {
+    push.get(`${host}:${port}`)?.(() => say({ id }));
   } else {
     const udp = createSocket("udp4");
     udp.once("message", (d) => {

@@ -106,10 +106,21 @@ export class Agent {
     return a.text ?? `error ${a.error}`;
   }
 
-  /** The same over UDP. */
+  /** What comes back over the connection that connect() opened last to there. */
+  async echo(host: string, port: number): Promise<string> {
+    const a = await this.#tell("echo", host, port);
+    return a.text ?? `error ${a.error}`;
+  }
+
+  /** As connect() over UDP. */
   async ask(host: string, port: number): Promise<string> {
     const a = await this.#tell("ask", host, port);
     return a.text ?? `error ${a.error}`;
+  }
+
+  /** Sends a datagram to whom the listener there heard from last. */
+  async push(host: string, port: number): Promise<void> {
+    await this.#tell("push", host, port);
   }
 
   stop(): Promise<void> {

@@ -62,4 +62,8 @@ export const MIGRATIONS: readonly string[] = [
   CREATE INDEX snapshots_sandbox ON snapshots(sandbox) WHERE sandbox IS NOT NULL;
   CREATE INDEX snapshots_parent ON snapshots(parent) WHERE parent IS NOT NULL;
   `,
+  // Egress rules of a sandbox.
+  `
+  ALTER TABLE sandboxes ADD COLUMN network TEXT;
+  `,
 ];

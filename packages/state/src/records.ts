@@ -78,6 +78,12 @@ export interface TemplateRecord {
   buildCount: number;
 }
 
+/** Egress rules as their owner wrote them: @aenv/network says what they mean. */
+export interface NetworkRecord {
+  allowOut?: string[];
+  denyOut?: string[];
+}
+
 export interface SandboxRecord {
   id: SandboxId;
   team: string;
@@ -96,6 +102,8 @@ export interface SandboxRecord {
   autoResume: boolean;
   allowInternetAccess: boolean | null;
   allowPublicTraffic: boolean;
+  /** Absent: no rules. */
+  network?: NetworkRecord;
   endedAt?: number;
   /** Why it ended: "killed", "expired", or the cause of its VM's exit. */
   cause?: string;

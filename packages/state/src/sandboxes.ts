@@ -9,6 +9,7 @@ import {
 } from "@aenv/base";
 import { bool, type Database, int, json, oneOf, optional, type Row, text } from "./database.ts";
 import {
+  type NetworkRecord,
   RESOURCE_KINDS,
   type ResourceKind,
   type ResourceRecord,
@@ -50,6 +51,13 @@ export class Sandboxes {
       s.endedAt ?? null,
       s.cause ?? null,
     );
+    if (s.network) this.setNetwork(s.id, s.allowInternetAccess, s.network);
+  }
+
+  setNetwork(id: SandboxId, allowInternetAccess: boolean | null, network: NetworkRecord): void {
+    const internet = allowInternetAccess === null ? null : allowInternetAccess ? 1 : 0;
+    const rules = JSON.stringify(network);
+    this.#db.run("UPDATE sandboxes SET internet = ?, network = ? WHERE id = ?", internet, rules, id);
   }
 
   setState(id: SandboxId, state: SandboxState, run: RunId | undefined): void {
@@ -245,6 +253,7 @@ const sandbox = (r: Row): SandboxRecord => ({
   autoResume: bool(r, "auto_resume"),
   allowInternetAccess: r["internet"] === null ? null : bool(r, "internet"),
   allowPublicTraffic: bool(r, "public_traffic"),
+  ...optional(r, "network", "network", (row, c) => json<NetworkRecord>(row, c)),
   ...optional(r, "ended_at", "endedAt", int),
   ...optional(r, "cause", "cause", text),
 });

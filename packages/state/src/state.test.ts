@@ -123,6 +123,22 @@ test("the first cause of a sandbox's end stands", () => {
   assert.deepEqual(state.sandboxes.live(), []);
 });
 
+test("the egress rules of a sandbox are kept as they were last set", () => {
+  using state = State.open(fresh());
+  const [plain, ruled] = [sandbox(), sandbox({ network: { denyOut: ["1.1.1.1"] } })];
+  state.sandboxes.insert(plain);
+  state.sandboxes.insert(ruled);
+  assert.deepEqual(state.sandboxes.get(ruled.id), ruled);
+  state.sandboxes.setNetwork(plain.id, false, { allowOut: ["example.com"] });
+  state.sandboxes.setNetwork(ruled.id, null, {});
+  const of = (id: SandboxRecord["id"]): unknown[] => {
+    const { allowInternetAccess, network } = state.sandboxes.get(id) ?? {};
+    return [allowInternetAccess, network];
+  };
+  assert.deepEqual(of(plain.id), [false, { allowOut: ["example.com"] }]);
+  assert.deepEqual(of(ruled.id), [null, {}]);
+});
+
 test("a spare is assigned to one sandbox only", () => {
   using state = State.open(fresh());
   const id = newRunId();

@@ -107,6 +107,32 @@ test("an option is passed on where the node can keep it", async () => {
   assert.deepEqual(d.body.network, { allowPublicTraffic: false });
 });
 
+test("egress rules are passed on, shown as they were given, and replaced as a whole", async () => {
+  await using server = fakeServer({ features: { internetOff: true, egressRules: true } });
+  const rules = { allowOut: ["1.1.1.1", "*.example.com"], denyOut: ["0.0.0.0/0"] };
+  const { body } = await call(server, "createSandboxV2", { body: { templateID: "base", network: rules } });
+  const params = { sandboxID: body.sandboxID };
+  const detail = async (): Promise<unknown[]> => {
+    const d = (await call(server, "getSandbox", { params })).body;
+    return [d.allowInternetAccess, d.network];
+  };
+  assert.deepEqual(await detail(), [null, rules]);
+  const put = async (update: Record<string, unknown>, status = 204): Promise<Received> => {
+    const r = await send(server, "PUT", `/sandboxes/${body.sandboxID}/network`, { body: update });
+    assert.equal(r.status, status, r.text);
+    return r;
+  };
+  await put({ denyOut: ["9.9.9.9"], allow_internet_access: false, rules: {}, egressProxy: null });
+  assert.deepEqual(await detail(), [false, { denyOut: ["9.9.9.9"] }]);
+  await put({ fromTheFuture: 1 });
+  assert.deepEqual(await detail(), [null, undefined]);
+  for (const wrong of [{ allowOut: "1.1.1.1" }, { denyOut: [1] }, { allow_internet_access: "no" }, { rules: [] }])
+    errorOf(await put(wrong, 400), 400, "INVALID_ARGUMENT");
+  for (const lacking of [{ rules: { "a.example": [] } }, { egressProxy: { address: "127.0.0.1:1080" } }])
+    errorOf(await put(lacking, 400), 400, "INVALID_ARGUMENT");
+  errorOf(await send(server, "PUT", `/sandboxes/${UNKNOWN}/network`, { body: {} }), 404, "NOT_FOUND");
+});
+
 test("private traffic is refused where the edge cannot keep it private", async () => {
   await using server = fakeServer({ features: { privateTraffic: false } });
   const body = { templateID: "base", network: { allowPublicTraffic: false } };

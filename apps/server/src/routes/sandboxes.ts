@@ -2,7 +2,7 @@ import { AenvError, messageOf, parseSandboxId } from "@aenv/base";
 import { DEFAULT_TIMEOUT_S, type NewSandbox, parseInstant, parseMetadataFilter, type Sandbox } from "@aenv/contract";
 import type { ListFilter, SandboxView } from "@aenv/engine";
 import { type Call, created, type Handlers, noContent, ok, type Reply } from "../call.ts";
-import { createOptions } from "../create-options.ts";
+import { createOptions, egressOptions } from "../create-options.ts";
 import type { EngineApi, NodeApi } from "../ports.ts";
 import { detailOf, listedOf, logsOf, metricOf, sandboxOf, statesBehind } from "../wire.ts";
 import { gone, idOf, viewOf } from "./lookup.ts";
@@ -21,6 +21,7 @@ type SandboxRoutes = Pick<
   | "getSandbox"
   | "killSandbox"
   | "setSandboxTimeout"
+  | "setSandboxNetwork"
   | "refreshSandbox"
   | "connectSandboxV2"
   | "connectSandbox"
@@ -103,6 +104,11 @@ export function sandboxRoutes({ engine, node }: RouteDeps): SandboxRoutes {
 
     setSandboxTimeout: async ({ params, body }) => {
       await engine.setTimeout(view(params.sandboxID).sandboxId, Math.max(0, body.timeout) * 1000);
+      return noContent();
+    },
+
+    setSandboxNetwork: async ({ params, body }) => {
+      await engine.setNetwork(view(params.sandboxID).sandboxId, egressOptions(body, node.features));
       return noContent();
     },
 

@@ -29,11 +29,28 @@ const envVarsIn = EnvVars.refine(
 
 const lifetime = z.int().min(1, "must be at least 1 second");
 
-const NetworkConfig = z.looseObject({
-  allowOut: z.array(z.string()).nullish(),
-  denyOut: z.array(z.string()).nullish(),
+/** Fields of create and of the update that say what a sandbox may reach. */
+const egress = {
+  allowOut: z
+    .array(z.string())
+    .nullish()
+    .describe(
+      "IPv4 addresses and CIDRs, and where everything else is denied also domains and *.domains (ports 80 and 443). Wins over denyOut.",
+    ),
+  denyOut: z.array(z.string()).nullish().describe("IPv4 addresses and CIDRs; 0.0.0.0/0 is everything."),
   rules: z.record(z.string(), z.unknown()).nullish(),
   egressProxy: z.unknown().nullish(),
+};
+
+/** Replaces all of them: what is left out is cleared. */
+export const SandboxNetworkUpdate = z.object({
+  ...egress,
+  allow_internet_access: z.boolean().nullish().describe("false denies everything that allowOut does not name."),
+});
+export type SandboxNetworkUpdate = z.infer<typeof SandboxNetworkUpdate>;
+
+const NetworkConfig = z.looseObject({
+  ...egress,
   allowPublicTraffic: z.boolean().nullish().describe("false: traffic from outside needs the traffic access token."),
   maskRequestHost: z.string().nullish(),
   httpsPorts: z.array(z.int().min(1).max(65535)).nullish(),
@@ -114,7 +131,13 @@ export const SandboxDetail = ListedSandbox.extend({
   domain: z.string().nullable().optional(),
   envdAccessToken: z.string().optional(),
   allowInternetAccess: z.boolean().nullable().optional(),
-  network: z.looseObject({ allowPublicTraffic: z.boolean().optional() }).optional(),
+  network: z
+    .looseObject({
+      allowPublicTraffic: z.boolean().optional(),
+      allowOut: z.array(z.string()).optional(),
+      denyOut: z.array(z.string()).optional(),
+    })
+    .optional(),
   lifecycle: z
     .object({ onTimeout: z.enum(["kill", "pause"]), autoResume: z.boolean() })
     .optional()
