@@ -12,6 +12,8 @@ export interface ServerConfig extends NodeConfig {
   uidBase: number;
   /** Most children of one fork. */
   forkLimit: number;
+  /** Private ranges that sandboxes may reach, and ranges that none may. */
+  egress: { open: string[]; deny: string[] };
   /** Free the host instead of serving. */
   release: boolean;
   accel: "auto" | "kvm" | "tcg";
@@ -27,7 +29,8 @@ export const USAGE = `usage: node apps/server/src/main.ts [--home DIR] [--port N
   --release  end every sandbox and daemon of the node, free what it holds on the host, and exit
 
 Environment: AENV_SLOTS (most VMs at once, default 256), AENV_UID_BASE (200000), AENV_FORK_LIMIT (most children of one fork, default 16),
-             AENV_ACCEL (auto, kvm, tcg), AENV_LOG_LEVEL (info).`;
+             AENV_ACCEL (auto, kvm, tcg), AENV_LOG_LEVEL (info),
+AENV_EGRESS_OPEN (private ranges that sandboxes may reach, CIDRs with commas between), AENV_EGRESS_DENY (ranges that no sandbox may reach).`;
 
 const DEFAULT_PORT = 8000;
 const DEFAULT_SLOTS = 256;
@@ -41,6 +44,8 @@ function integer(name: string, text: string | undefined, fallback: number, min: 
     throw new AenvError("INVALID_ARGUMENT", `${name} must be a whole number from ${min} to ${max}, not ${text}`);
   return n;
 }
+
+const list = (text = ""): string[] => text.split(",").flatMap((part) => part.trim() || []);
 
 function oneOf<T extends string>(name: string, text: string | undefined, values: readonly [T, ...T[]]): T {
   const found = values.find((v) => v === text);
@@ -83,6 +88,7 @@ export async function readConfig(argv: readonly string[], env: NodeJS.ProcessEnv
     slots: integer("AENV_SLOTS", env["AENV_SLOTS"], DEFAULT_SLOTS, 1, 4096),
     uidBase: integer("AENV_UID_BASE", env["AENV_UID_BASE"], DEFAULT_UID_BASE, 10_000, 2 ** 31),
     forkLimit: integer("AENV_FORK_LIMIT", env["AENV_FORK_LIMIT"], DEFAULT_FORK_LIMIT, 1, MAX_FORKS),
+    egress: { open: list(env["AENV_EGRESS_OPEN"]), deny: list(env["AENV_EGRESS_DENY"]) },
     accel: oneOf("AENV_ACCEL", env["AENV_ACCEL"], ["auto", "kvm", "tcg"]),
     logLevel: oneOf("AENV_LOG_LEVEL", env["AENV_LOG_LEVEL"], ["info", "debug", "warn", "error"]),
   };

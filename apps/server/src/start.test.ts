@@ -49,6 +49,11 @@ test("values that are out of range are refused by name", async () => {
     for (const port of ["-1", "70000", "x", "1.5"])
       await assert.rejects(readConfig(["--home", home, `--port=${port}`], {}), /--port/);
     await assert.rejects(readConfig(["--home", home], { AENV_SLOTS: "0" }), /AENV_SLOTS/);
+    const env = { AENV_EGRESS_OPEN: "10.1.0.0/16, 10.2.0.0/16", AENV_EGRESS_DENY: "" };
+    assert.deepEqual((await readConfig(["--home", home], env)).egress, {
+      open: ["10.1.0.0/16", "10.2.0.0/16"],
+      deny: [],
+    });
     await assert.rejects(readConfig(["--home", home], { AENV_ACCEL: "xen" }), /auto, kvm, tcg/);
     assert.equal((await readConfig(["--home", home], {})).forkLimit, 16);
     assert.equal((await readConfig(["--home", home], { AENV_FORK_LIMIT: "100" })).forkLimit, 100);

@@ -165,6 +165,7 @@ export async function networkOptions(config: ServerConfig, state: State, logger:
     limit: config.slots,
     uidBase: config.uidBase,
     dns: await guestResolvers(),
+    ...config.egress,
     logger,
     ...(block === "" ? {} : { block }),
   };
