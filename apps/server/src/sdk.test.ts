@@ -1,7 +1,8 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
+import { AenvError, type SandboxId } from "@aenv/base";
 import { run } from "@aenv/host";
-import { NotFoundError, Sandbox, type SandboxInfo, Template } from "e2b";
+import { NotFoundError, RateLimitError, Sandbox, type SandboxInfo, SandboxNotFoundError, Template } from "e2b";
 import { type FakeServer, fakeServer } from "../test/fake-server.ts";
 
 const LIMIT = { timeout: 60_000 };
@@ -79,6 +80,65 @@ test("the TypeScript SDK gets errors that it understands", LIMIT, async () => {
   await assert.rejects(Sandbox.create("base", { ...opts, allowInternetAccess: false }), /allow_internet_access/);
   assert.equal(await Template.exists("base", opts), true);
   assert.equal(await Template.exists("no-such-template", opts), false);
+});
+
+test("the TypeScript SDK pauses, resumes, forks, and keeps snapshots", LIMIT, async () => {
+  await using server = await listening();
+  const { opts, engine } = server;
+  const lifecycle = { onTimeout: "pause", autoResume: true } as const;
+  const sandbox = await Sandbox.create("base", { ...opts, timeoutMs: 60_000, lifecycle });
+  assert.deepEqual((await sandbox.getInfo()).lifecycle, lifecycle);
+  assert.equal(await sandbox.pause(), true);
+  assert.equal(await sandbox.pause(), false);
+  assert.equal(engine.states.keptMemory.get(sandbox.sandboxId as SandboxId), true);
+  assert.equal((await sandbox.getInfo()).state, "paused");
+  const other = await Sandbox.create("base", opts);
+  const ids = async (state: ("running" | "paused")[]) =>
+    (await listed(Sandbox.list({ ...opts, limit: 1, query: { state } }))).map((s) => s.sandboxId);
+  assert.deepEqual(await ids(["paused"]), [sandbox.sandboxId]);
+  assert.deepEqual(await ids(["running"]), [other.sandboxId]);
+  assert.deepEqual(new Set(await ids(["running", "paused"])), new Set([sandbox.sandboxId, other.sandboxId]));
+  const again = await Sandbox.connect(sandbox.sandboxId, { ...opts, onResume: "reboot" });
+  assert.equal((await again.getInfo()).state, "running");
+  assert.deepEqual(engine.resumedWith, { memory: false });
+  assert.equal(await sandbox.pause({ keepMemory: false }), true);
+  assert.equal(engine.states.keptMemory.get(sandbox.sandboxId as SandboxId), false);
+  await Sandbox.connect(sandbox.sandboxId, opts);
+
+  engine.failChild.set(1, new AenvError("RATE_LIMITED", "too many sandboxes"));
+  const [one, two, three] = await sandbox.fork({ count: 3, timeoutMs: 30_000 });
+  assert.ok(one instanceof Sandbox && three instanceof Sandbox);
+  assert.notEqual(one.sandboxId, three.sandboxId);
+  assert.ok(two instanceof RateLimitError);
+  assert.equal((await Sandbox.fork(sandbox.sandboxId, opts)).length, 1);
+  await assert.rejects(sandbox.fork({ count: 17 }), /at most 16/);
+
+  const first = await sandbox.createSnapshot({ name: "kept:v1" });
+  assert.deepEqual(first.names, [first.snapshotId]);
+  const second = await sandbox.createSnapshot();
+  const from = await Sandbox.create(first.snapshotId, opts);
+  const snapshots = async (paginator: ReturnType<typeof Sandbox.listSnapshots>) => {
+    const found: string[] = [];
+    while (paginator.hasNext) found.push(...(await paginator.nextItems()).map((s) => s.snapshotId));
+    return found;
+  };
+  assert.deepEqual(
+    new Set(await snapshots(sandbox.listSnapshots({ limit: 1 }))),
+    new Set([first.snapshotId, second.snapshotId]),
+  );
+  assert.deepEqual(await snapshots(from.listSnapshots()), []);
+  assert.deepEqual(await snapshots(Sandbox.listSnapshots({ ...opts, name: "kept" })), [first.snapshotId]);
+  assert.deepEqual(await snapshots(Sandbox.listSnapshots({ ...opts, name: "nope" })), []);
+  for (const { snapshotId } of [first, second]) {
+    assert.equal(await Sandbox.deleteSnapshot(snapshotId, opts), true);
+    assert.equal(await Sandbox.deleteSnapshot(snapshotId, opts), false);
+  }
+
+  await sandbox.kill();
+  await assert.rejects(sandbox.pause(), SandboxNotFoundError);
+  await assert.rejects(sandbox.fork(), SandboxNotFoundError);
+  await assert.rejects(sandbox.createSnapshot(), SandboxNotFoundError);
+  await assert.rejects(Sandbox.connect(sandbox.sandboxId, opts), SandboxNotFoundError);
 });
 
 const python = process.env["AENV_TEST_PYTHON"];

@@ -66,10 +66,14 @@ export class FakeEngine implements EngineApi {
   gate: Promise<void> | undefined;
   /** These change their state for ever: whatever needs them still is refused. */
   readonly changing = new Set<SandboxId>();
+  /** Their agents do not answer. */
+  readonly silent = new Set<SandboxId>();
   /** Why the child with this number (from 0) of every fork does not start. */
   readonly failChild = new Map<number, AenvError>();
   /** Options of the last resume. */
   resumedWith: ResumeOptions | undefined;
+  /** Options of the last snapshot. */
+  snapshotWith: SnapshotOptions | undefined;
 
   constructor(clock: Clock = systemClock) {
     this.clock = clock;
@@ -237,6 +241,8 @@ export class FakeEngine implements EngineApi {
   async pause(id: SandboxId, options: PauseOptions): Promise<boolean> {
     const v = await Promise.resolve(this.#still(id));
     if (v.state === "paused") return false;
+    if (options.requireHealthyGuest && this.silent.has(id))
+      throw new AenvError("UNAVAILABLE", "the agent in the sandbox does not answer");
     v.state = "paused";
     this.states.paused(v, options.memory !== false);
     return true;
@@ -280,6 +286,7 @@ export class FakeEngine implements EngineApi {
     const alias = o.name?.replace(/^[^/]*\//, "").replace(/:.*/, "");
     if (alias !== undefined && this.templates.exists(alias))
       throw new AenvError("CONFLICT", `${alias} is the name of a template`);
+    this.snapshotWith = o;
     return this.states.keep(v, o);
   }
 

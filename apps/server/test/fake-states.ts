@@ -29,7 +29,8 @@ export class FakeStates {
   readonly #nodes = new Map<SnapshotId, LineageNode>();
   /** What each sandbox went on from last. */
   readonly #at = new Map<SandboxId, SnapshotId>();
-  readonly #snapshots: { view: SnapshotView; name?: Name }[] = [];
+  readonly #snapshots: { view: SnapshotView; name?: Name; id: string }[] = [];
+  #made = 0;
   readonly #checkpoints: { view: CheckpointView; at: SnapshotId }[] = [];
   /** Whether memory was kept when the sandbox was paused last. */
   readonly keptMemory = new Map<SandboxId, boolean>();
@@ -97,15 +98,16 @@ export class FakeStates {
     };
     this.capture(v, "snapshot", full);
     this.delete(view.snapshotId);
-    this.#snapshots.push(name ? { view, name } : { view });
+    // Names hold characters that a cursor cannot: a number stands in for them.
+    const id = `n${String(this.#made++).padStart(8, "0")}`;
+    this.#snapshots.push(name ? { view, name, id } : { view, id });
     return view;
   }
 
   list(f: SnapshotFilter): { items: SnapshotView[]; next?: string } {
     const after = f.cursor === undefined ? undefined : parseCursor(f.cursor);
-    // Names hold characters that a cursor cannot: the place in the list stands in for them.
     const rest = this.#snapshots
-      .map((s, i) => ({ ...s, at: s.view.createdAt, id: `n${String(i).padStart(8, "0")}` }))
+      .map((s) => ({ ...s, at: s.view.createdAt }))
       .filter((s) => f.team === undefined || s.view.team === f.team)
       .filter((s) => f.sandboxId === undefined || s.view.sandboxId === f.sandboxId)
       .filter((s) => f.name === undefined || matches(s, f.name))
@@ -125,7 +127,7 @@ export class FakeStates {
     return found && { source: { ...found.view, envdVersion: "0.6.13" } };
   }
 
-  #find(idOrName: string): { view: SnapshotView } | undefined {
+  #find(idOrName: string): { view: SnapshotView; id: string } | undefined {
     const wanted = nameOf(idOrName, "default");
     return this.#snapshots.find(
       (s) =>

@@ -170,3 +170,77 @@ test("a server that never answers ends with DEADLINE, an abort with its reason",
   stop.abort(new AenvError("CANCELLED", "enough"));
   await assert.rejects(waiting, failsWith("CANCELLED", /enough/));
 });
+
+test("a pause of what is paused already is false, other refusals are thrown", async () => {
+  await using n = await node(
+    (_req, res) => res.writeHead(204).end(),
+    json(409, { code: 409, message: "it is paused already.", error_code: "CONFLICT" }),
+    json(404, { code: 404, message: "none", error_code: "NOT_FOUND" }),
+  );
+  assert.equal(await n.client.pause("iabc"), true);
+  assert.equal(await n.client.pause("iabc", { memory: false }), false);
+  await assert.rejects(n.client.pause("iabc"), failsWith("NOT_FOUND", /none/));
+});
+
+test("a busy node is asked again for a pause, but a fork, which may have happened, is sent once", async () => {
+  const busy = json(503, { code: 503, message: "busy" }, { "retry-after": "0", "should-retry": "true" });
+  await using n = await node(busy, (_req, res) => res.writeHead(204).end());
+  assert.equal(await n.client.pause("iabc"), true);
+  await using m = await node(busy);
+  for (const once of [m.client.fork("iabc"), m.client.snapshot("iabc"), m.client.rewind("iabc", "c")])
+    await assert.rejects(once, failsWith("UNAVAILABLE", /busy/));
+  assert.equal(m.seen.length, 3);
+});
+
+test("children of a fork come in order, each a sandbox or an error of the table", async () => {
+  const bodies: string[] = [];
+  await using n = await node((req, res) => {
+    bodies.push(req.text);
+    const error = { code: 503, message: "no slot is free.", error_code: "SLOT_EXHAUSTED" };
+    json(201, [{ sandbox: { sandboxID: "a" } }, { error }, {}])(req, res);
+  });
+  const [a, b, c] = await n.client.fork("iabc", { count: 3, atomic: false });
+  assert.deepEqual(a, { sandbox: { sandboxID: "a" } });
+  for (const [child, code, text] of [
+    [b, "SLOT_EXHAUSTED", /no slot/],
+    [c, "INTERNAL", /child/],
+  ] as const)
+    assert.ok(child && "error" in child && failsWith(code, text)(child.error));
+  assert.deepEqual(
+    bodies.map((t) => JSON.parse(t) as unknown),
+    [{ count: 3, atomic: false }],
+  );
+});
+
+test("snapshots go on to their last page, and their ids keep to one part of the path", async () => {
+  await using n = await node(
+    json(200, [{ snapshotID: "a" }], { "x-next-token": "two" }),
+    json(200, [{ snapshotID: "b" }]),
+    (_req, res) => res.writeHead(204).end(),
+    json(404, { code: 404, message: "none" }),
+  );
+  const ids: string[] = [];
+  for await (const s of n.client.snapshots({ sandboxID: "iabc", pageSize: 1 })) ids.push(s.snapshotID);
+  assert.deepEqual(ids, ["a", "b"]);
+  assert.equal(await n.client.deleteSnapshot("team/name:v1"), true);
+  assert.equal(await n.client.deleteSnapshot("team/name:v1"), false);
+  assert.deepEqual(n.seen, [
+    "GET /snapshots?sandboxID=iabc&limit=1",
+    "GET /snapshots?sandboxID=iabc&limit=1&nextToken=two",
+    "DELETE /templates/team%2Fname%3Av1",
+    "DELETE /templates/team%2Fname%3Av1",
+  ]);
+});
+
+test("checkpoints, rewind and lineage are refused where the answer has another shape", async () => {
+  await using n = await node(json(200, { hello: "world" }));
+  const calls = [
+    n.client.checkpoint("iabc"),
+    n.client.checkpoints("iabc"),
+    n.client.rewind("iabc", "c", { timeout: 5 }),
+    n.client.lineage("iabc"),
+    n.client.snapshot("iabc", { name: "n" }),
+    n.client.fork("iabc"),
+  ];
+  for (const c of calls) await assert.rejects(c, failsWith("INTERNAL", /unexpected shape/));
+});

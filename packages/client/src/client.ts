@@ -2,7 +2,9 @@ import { randomUUID } from "node:crypto";
 import { AenvError } from "@aenv/base";
 import type {
   BodyIn,
+  Checkpoint,
   DoctorReport,
+  Lineage,
   ListedSandbox,
   NodeInfo,
   PathParams,
@@ -11,13 +13,15 @@ import type {
   RouteOf,
   Sandbox,
   SandboxDetail,
+  SandboxForkResult,
   SandboxLogEntry,
   SandboxLogs,
   SandboxMetric,
+  SnapshotInfo,
   Template,
   TemplateWithBuilds,
 } from "@aenv/contract";
-import { HttpClient, type Reply } from "./http.ts";
+import { errorOf, HttpClient, type Reply } from "./http.ts";
 
 export interface ClientOptions {
   apiUrl: string;
@@ -33,6 +37,14 @@ export interface ListFilter {
   template?: string | undefined;
   order?: "asc" | "desc" | undefined;
   /** Records of one page. */
+  pageSize?: number | undefined;
+}
+
+export interface SnapshotFilter {
+  /** Only those of this sandbox. */
+  sandboxID?: string | undefined;
+  /** A name or id, with or without a tag. */
+  name?: string | undefined;
   pageSize?: number | undefined;
 }
 
@@ -81,14 +93,10 @@ export class AenvClient implements Disposable {
   async *list(filter: ListFilter = {}, signal?: AbortSignal): AsyncGenerator<ListedSandbox> {
     const { metadata, pageSize, ...rest } = filter;
     const filters = { ...rest, limit: pageSize, metadata: metadata && metadataQuery(metadata) };
-    let nextToken: string | undefined;
-    do {
+    yield* pages<ListedSandbox>(async (nextToken) => {
       const call = { query: { ...filters, nextToken } };
-      const reply = await this.#call<"listSandboxesV2">("GET /v2/sandboxes", call, signal);
-      yield* records<ListedSandbox>(reply.body);
-      const next = reply.headers["x-next-token"];
-      nextToken = typeof next === "string" && next !== "" && next !== nextToken ? next : undefined;
-    } while (nextToken !== undefined);
+      return await this.#call<"listSandboxesV2">("GET /v2/sandboxes", call, signal);
+    });
   }
 
   async get(sandboxID: string, signal?: AbortSignal): Promise<SandboxDetail> {
@@ -96,15 +104,115 @@ export class AenvClient implements Disposable {
     return record<SandboxDetail>(reply, "sandboxID");
   }
 
-  /** Makes the sandbox usable (resumes a paused one) and its end no earlier than `timeout` seconds from now. */
+  /**
+   * Makes the sandbox usable (resumes a paused one) and its end no earlier than `timeout` seconds from now.
+   * `memory` false: a paused one boots from its disk.
+   */
   async connect(
     sandboxID: string,
     timeout: number,
     signal?: AbortSignal,
+    options: { memory?: boolean | undefined } = {},
   ): Promise<{ sandbox: Sandbox; resumed: boolean }> {
-    const call = { params: { sandboxID }, body: { timeout } };
+    const call = { params: { sandboxID }, body: { timeout, ...options } };
     const reply = await this.#call<"connectSandboxV2">("POST /v2/sandboxes/{sandboxID}/connect", call, signal);
     return { sandbox: record<Sandbox>(reply, "sandboxID"), resumed: reply.status === 201 };
+  }
+
+  /** False when it was paused already. `memory` false keeps the disk only: the next resume boots. */
+  async pause(
+    sandboxID: string,
+    options: { memory?: boolean | undefined } = {},
+    signal?: AbortSignal,
+  ): Promise<boolean> {
+    try {
+      const call = { params: { sandboxID }, body: options, repeatable: true };
+      await this.#call<"pauseSandbox">("POST /sandboxes/{sandboxID}/pause", call, signal);
+      return true;
+    } catch (e) {
+      if (e instanceof AenvError && e.code === "CONFLICT") return false;
+      throw e;
+    }
+  }
+
+  /** One result per child, in order: its sandbox, or why there is none. The source goes on. */
+  async fork(
+    sandboxID: string,
+    options: { count?: number | undefined; timeout?: number | undefined; atomic?: boolean | undefined } = {},
+    signal?: AbortSignal,
+  ): Promise<({ sandbox: Sandbox } | { error: AenvError })[]> {
+    const call = { params: { sandboxID }, body: options };
+    const reply = await this.#call<"forkSandbox">("POST /sandboxes/{sandboxID}/fork", call, signal);
+    return records<SandboxForkResult>(reply.body).map((r) => {
+      if (r.sandbox) return { sandbox: r.sandbox };
+      return { error: errorOf({ status: r.error?.code ?? 500, body: r.error }, "One child of the fork") };
+    });
+  }
+
+  /** Keeps its state to create from, under `name`, `name:tag` or none. The sandbox goes on. */
+  async snapshot(
+    sandboxID: string,
+    options: { name?: string | undefined } = {},
+    signal?: AbortSignal,
+  ): Promise<SnapshotInfo> {
+    const call = { params: { sandboxID }, body: options };
+    const reply = await this.#call<"createSnapshot">("POST /sandboxes/{sandboxID}/snapshots", call, signal);
+    return record<SnapshotInfo>(reply, "snapshotID");
+  }
+
+  /** Every page, newest first. */
+  async *snapshots(filter: SnapshotFilter = {}, signal?: AbortSignal): AsyncGenerator<SnapshotInfo> {
+    const { pageSize, ...rest } = filter;
+    yield* pages<SnapshotInfo>(async (nextToken) => {
+      const call = { query: { ...rest, limit: pageSize, nextToken } };
+      return await this.#call<"listSnapshots">("GET /snapshots", call, signal);
+    });
+  }
+
+  /** By id or name. False when there is none. */
+  async deleteSnapshot(idOrName: string, signal?: AbortSignal): Promise<boolean> {
+    return await this.#delete(async () => {
+      const call = { params: { templateID: idOrName }, repeatable: true };
+      await this.#call<"deleteTemplate">("DELETE /templates/{templateID}", call, signal);
+    });
+  }
+
+  /** Keeps its state to rewind to. The sandbox goes on. */
+  async checkpoint(
+    sandboxID: string,
+    options: { name?: string | undefined } = {},
+    signal?: AbortSignal,
+  ): Promise<Checkpoint> {
+    const call = { params: { sandboxID }, body: options };
+    const reply = await this.#call<"createCheckpoint">("POST /sandboxes/{sandboxID}/checkpoints", call, signal);
+    return record<Checkpoint>(reply, "checkpointID");
+  }
+
+  /** Oldest first. */
+  async checkpoints(sandboxID: string, signal?: AbortSignal): Promise<Checkpoint[]> {
+    const call = { params: { sandboxID } };
+    return records((await this.#call<"listCheckpoints">("GET /sandboxes/{sandboxID}/checkpoints", call, signal)).body);
+  }
+
+  /** Takes the sandbox back in place, to a checkpoint by id or name; `timeout` (seconds) extends its life. */
+  async rewind(
+    sandboxID: string,
+    checkpoint: string,
+    options: { timeout?: number | undefined } = {},
+    signal?: AbortSignal,
+  ): Promise<Sandbox> {
+    const call = { params: { sandboxID }, body: { checkpoint, ...options } };
+    const reply = await this.#call<"rewindSandbox">("POST /sandboxes/{sandboxID}/rewind", call, signal);
+    return record<Sandbox>(reply, "sandboxID");
+  }
+
+  /** The states that the sandbox stands on and those captured from it and from its forks. */
+  async lineage(sandboxID: string, signal?: AbortSignal): Promise<Lineage> {
+    const call = { params: { sandboxID } };
+    return record<Lineage>(
+      await this.#call<"sandboxLineage">("GET /sandboxes/{sandboxID}/lineage", call, signal),
+      "nodes",
+    );
   }
 
   /** Ends it `timeout` seconds from now, earlier or later than before. */
@@ -121,9 +229,16 @@ export class AenvClient implements Disposable {
 
   /** False when there is no such sandbox. */
   async kill(sandboxID: string, signal?: AbortSignal): Promise<boolean> {
-    try {
+    return await this.#delete(async () => {
       const call = { params: { sandboxID }, repeatable: true };
       await this.#call<"killSandbox">("DELETE /sandboxes/{sandboxID}", call, signal);
+    });
+  }
+
+  /** False: there was nothing to delete. */
+  async #delete(send: () => Promise<void>): Promise<boolean> {
+    try {
+      await send();
       return true;
     } catch (e) {
       if (e instanceof AenvError && e.code === "NOT_FOUND") return false;
@@ -204,6 +319,17 @@ export class AenvClient implements Disposable {
   [Symbol.dispose](): void {
     this.#http[Symbol.dispose]();
   }
+}
+
+/** A server that gives the same page again is not asked any more. */
+async function* pages<T>(page: (nextToken: string | undefined) => Promise<Reply>): AsyncGenerator<T> {
+  let nextToken: string | undefined;
+  do {
+    const reply = await page(nextToken);
+    yield* records<T>(reply.body);
+    const next = reply.headers["x-next-token"];
+    nextToken = typeof next === "string" && next !== "" && next !== nextToken ? next : undefined;
+  } while (nextToken !== undefined);
 }
 
 /** Keys and values are percent-encoded once before the form is made: the server decodes them twice. */

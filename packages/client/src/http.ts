@@ -49,7 +49,7 @@ export class HttpClient implements Disposable {
       const reply = await this.#once(method, path, options, signal);
       if (reply.status >= 200 && reply.status < 300) return reply;
       const wait = retryAfter(reply, options.repeatable ?? method === "GET");
-      if (wait === undefined || attempt >= MAX_TRIES) throw errorOf(reply, method, path);
+      if (wait === undefined || attempt >= MAX_TRIES) throw errorOf(reply, `${method} ${path}`);
       try {
         await sleep(wait * 1000, signal);
       } catch (e) {
@@ -184,13 +184,13 @@ const BY_STATUS: Readonly<Record<number, ErrorCode>> = {
   507: "NO_SPACE",
 };
 
-function errorOf(reply: Reply, method: string, path: string): AenvError {
+/** From the body of an error, which may be anything. `request`: what was asked for. */
+export function errorOf(reply: Pick<Reply, "status" | "body">, request: string): AenvError {
   const body = (typeof reply.body === "object" && reply.body !== null ? reply.body : {}) as Record<string, unknown>;
   const named = typeof body["error_code"] === "string" ? body["error_code"].toUpperCase() : "";
   const code = named in ERROR_CODES ? (named as ErrorCode) : (BY_STATUS[reply.status] ?? "INTERNAL");
-  const text =
-    typeof body["message"] === "string" ? body["message"] : `${method} ${path} was answered with ${reply.status}`;
-  const data = { status: reply.status, request: `${method} ${path}` };
+  const text = typeof body["message"] === "string" ? body["message"] : `${request} was answered with ${reply.status}`;
+  const data = { status: reply.status, request };
   // The server appends what to do: the hint of the code, which ours show on a line of its own, or a better one.
   const { hint } = ERROR_CODES[code];
   if (text.endsWith(` ${hint}`)) return new AenvError(code, text.slice(0, -hint.length - 1), { data });

@@ -1,11 +1,15 @@
 export type {
+  Checkpoint,
   DoctorReport,
+  Lineage,
+  LineageNode,
   ListedSandbox,
   NodeInfo,
   Sandbox,
   SandboxDetail,
   SandboxLogEntry,
   SandboxMetric,
+  SnapshotInfo,
   Template,
   TemplateWithBuilds,
 } from "@aenv/contract";

@@ -199,6 +199,8 @@ export interface PoolStatus {
 export interface PauseOptions {
   /** false: only the disk is kept, and the next resume is a cold boot. Default true. */
   memory?: boolean;
+  /** true: UNAVAILABLE where the guest's agent does not answer, and the sandbox goes on. Default false. */
+  requireHealthyGuest?: boolean;
 }
 
 export interface ResumeOptions {
@@ -212,6 +214,8 @@ export interface SnapshotOptions {
   /** `alias`, `alias:tag` or `team/alias:tag`; the same name again replaces what it stands for. */
   name?: string;
   team?: string;
+  /** false: only the disk is kept; a sandbox made from it boots. Default true. */
+  memory?: boolean;
 }
 
 /** A state of a sandbox that is kept and can be created from. */

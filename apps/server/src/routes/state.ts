@@ -30,7 +30,8 @@ export function stateRoutes({ engine, node }: RouteDeps): StateRoutes {
       const { sandboxId } = view(params.sandboxID);
       let paused: boolean;
       try {
-        paused = await engine.pause(sandboxId, { memory: body.memory !== false }, signal);
+        const options = { memory: body.memory !== false, requireHealthyGuest: body.requireHealthyGuest === true };
+        paused = await engine.pause(sandboxId, options, signal);
       } catch (e) {
         // To the SDKs each 409 says that it is paused already.
         if (e instanceof AenvError && e.code === "IN_TRANSITION")
@@ -85,7 +86,7 @@ export function stateRoutes({ engine, node }: RouteDeps): StateRoutes {
         throw new AenvError("PERMISSION_DENIED", `a snapshot of team ${owner} needs a key of that team`, {
           hint: `Leave the team out, or write ${caller.team}/.`,
         });
-      const options = { team: caller.team, ...(name === undefined ? {} : { name }) };
+      const options = { team: caller.team, memory: body.memory !== false, ...(name === undefined ? {} : { name }) };
       return created(snapshotOf(await engine.snapshot(sandboxId, options, signal)));
     },
 

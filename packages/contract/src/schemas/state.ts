@@ -18,6 +18,10 @@ export const PauseSandbox = z.object({
     .describe(
       "false: only the disk is kept; the next resume boots the machine anew, and traffic does not wake it. Default true.",
     ),
+  requireHealthyGuest: z
+    .boolean()
+    .nullish()
+    .describe("true: where the agent in the sandbox does not answer, it is not paused (503). Default false."),
 });
 export type PauseSandbox = z.infer<typeof PauseSandbox>;
 
@@ -61,6 +65,10 @@ export const NewSnapshot = z.object({
     .regex(SNAPSHOT_NAME, "must look like name, name:tag or team/name:tag, of a-z, 0-9, - and _ (a tag also .)")
     .nullish()
     .describe("`name`, `name:tag` or `team/name:tag`; the tag is `default` unless given. The same again replaces it."),
+  memory: z
+    .boolean()
+    .nullish()
+    .describe("false: only the disk is kept; sandboxes made from it boot anew. Default true."),
 });
 export type NewSnapshot = z.infer<typeof NewSnapshot>;
 
