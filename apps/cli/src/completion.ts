@@ -34,7 +34,7 @@ function wordTree(): Map<string, string[]> {
 function bashAction(completion: Completion | undefined): string {
   if (completion === undefined) return ":";
   if (completion === "file") return 'compopt -o filenames 2>/dev/null; COMPREPLY=($(compgen -f -- "$cur"))';
-  if (completion === "sandbox" || completion === "template")
+  if (completion === "sandbox" || completion === "template" || completion === "snapshot")
     return `COMPREPLY=($(compgen -W "$(aenv complete ${completion} 2>/dev/null)" -- "$cur"))`;
   return `COMPREPLY=($(compgen -W ${sh(completion.join(" "))} -- "$cur"))`;
 }
@@ -122,6 +122,7 @@ function zshAction(completion: Completion | undefined): string {
   if (completion === "file") return "_files";
   if (completion === "sandbox") return "_aenv_sandboxes";
   if (completion === "template") return "_aenv_templates";
+  if (completion === "snapshot") return "_aenv_snapshots";
   return `(${completion.join(" ")})`;
 }
 
@@ -134,6 +135,7 @@ function zsh(): string {
   return `#compdef aenv
 _aenv_sandboxes() { local -a ids; ids=(\${(f)"$(aenv complete sandbox 2>/dev/null)"}); compadd -a ids }
 _aenv_templates() { local -a names; names=(\${(f)"$(aenv complete template 2>/dev/null)"}); compadd -a names }
+_aenv_snapshots() { local -a names; names=(\${(f)"$(aenv complete snapshot 2>/dev/null)"}); compadd -a names }
 _aenv() {
   local cmd=\${words[2]:-}
   local -a choices
@@ -219,6 +221,7 @@ function fish(): string {
 
 function fishValues(completion: Completion | undefined): string {
   if (completion === undefined || completion === "file") return "";
-  if (completion === "sandbox" || completion === "template") return ` -a '(aenv complete ${completion} 2>/dev/null)'`;
+  if (completion === "sandbox" || completion === "template" || completion === "snapshot")
+    return ` -a '(aenv complete ${completion} 2>/dev/null)'`;
   return ` -a ${sh(completion.join(" "))}`;
 }

@@ -2,7 +2,7 @@ import type * as z from "zod";
 import type { Context } from "./context.ts";
 
 /** What a shell can offer for a value. */
-export type Completion = "sandbox" | "template" | "file" | readonly string[];
+export type Completion = "sandbox" | "template" | "snapshot" | "file" | readonly string[];
 
 interface Argument {
   /** Receives a string, string[] (variadic, repeatable), boolean (flag) or undefined (left out). */
@@ -57,8 +57,8 @@ export interface CommandSpec<P extends Record<string, Positional>, O extends Rec
   hidden?: boolean;
 }
 
-export type Group = "Sandboxes" | "Files" | "Templates" | "Node and set-up";
-export const GROUPS: readonly Group[] = ["Sandboxes", "Files", "Templates", "Node and set-up"];
+export type Group = "Sandboxes" | "State" | "Files" | "Templates" | "Node and set-up";
+export const GROUPS: readonly Group[] = ["Sandboxes", "State", "Files", "Templates", "Node and set-up"];
 
 /** A command with its types erased, for the tables. The handler's code is read when the command runs. */
 export type Command = CommandSpec<Record<string, Positional>, Record<string, Option>> & {

@@ -1,6 +1,7 @@
 import * as files from "./commands/files.ts";
 import * as node from "./commands/node.ts";
 import * as sandbox from "./commands/sandbox.ts";
+import * as state from "./commands/state.ts";
 import * as template from "./commands/template.ts";
 import { bind, type Command, type Option } from "./define.ts";
 import { flag, text } from "./values.ts";
@@ -16,6 +17,16 @@ export const COMMANDS: readonly Command[] = [
   bind(sandbox.metrics, async () => (await import("./run/observe.ts")).metrics),
   bind(sandbox.logs, async () => (await import("./run/observe.ts")).logs),
   bind(sandbox.remove, async () => (await import("./run/sandboxes.ts")).remove),
+  bind(state.pause, async () => (await import("./run/state.ts")).pause),
+  bind(state.resume, async () => (await import("./run/state.ts")).resume),
+  bind(state.fork, async () => (await import("./run/state.ts")).fork),
+  bind(state.snapshotCreate, async () => (await import("./run/state.ts")).snapshotCreate),
+  bind(state.snapshotList, async () => (await import("./run/state.ts")).snapshotList),
+  bind(state.snapshotDelete, async () => (await import("./run/state.ts")).snapshotDelete),
+  bind(state.checkpointCreate, async () => (await import("./run/state.ts")).checkpointCreate),
+  bind(state.checkpointList, async () => (await import("./run/state.ts")).checkpointList),
+  bind(state.rewind, async () => (await import("./run/state.ts")).rewind),
+  bind(state.lineage, async () => (await import("./run/state.ts")).lineage),
   bind(files.upload, async () => (await import("./run/upload.ts")).upload),
   bind(files.download, async () => (await import("./run/download.ts")).download),
   bind(template.templateList, async () => (await import("./run/templates.ts")).list),

@@ -100,7 +100,9 @@ export const complete = defineCommand({
   group: "Node and set-up",
   about: "Print values for completion, one per line",
   examples: [],
-  positionals: { kind: { schema: z.enum(["sandbox", "template"]), about: "sandbox or template." } },
+  positionals: {
+    kind: { schema: z.enum(["sandbox", "template", "snapshot"]), about: "sandbox, template or snapshot." },
+  },
   options: {},
   hidden: true,
 });

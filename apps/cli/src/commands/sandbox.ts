@@ -12,18 +12,20 @@ export const start = defineCommand({
   group: "Sandboxes",
   about: "Create a sandbox and open a shell in it",
   details: [
-    "The sandbox stays when the shell ends, until its timeout, unless --rm is given. While a shell is open its end is moved on, so it does not end under your hands.",
+    "The sandbox stays when the shell ends, until its time is over, unless --rm is given. While a shell is open its end is moved on, so it does not end under your hands.",
+    "At the end of its time it is deleted, or with --auto-pause paused.",
     "With --detach the id is printed and nothing is attached; --json implies it.",
   ],
   examples: [
     { run: "aenv start", about: "A shell in a new sandbox of the template base" },
     { run: "id=$(aenv start -d --timeout 1h)", about: "Create one for an hour and keep its id" },
     { run: "aenv start base --rm --env DEBUG=1", about: "Throw it away when the shell ends" },
+    { run: "aenv start -d --auto-pause --auto-resume", about: "Pause it when its time is over, wake it by traffic" },
   ],
   positionals: {
     template: {
       schema: text.default("base"),
-      about: "Template name, id or name:tag; base when left out.",
+      about: "Template or snapshot: name, id or name:tag; base when left out.",
       optional: true,
       complete: "template",
     },
@@ -43,6 +45,11 @@ export const start = defineCommand({
       short: "m",
       repeat: true,
       about: "Label to find it by (list --metadata).",
+    },
+    autoPause: { schema: flag, about: "Pause it at the end of its time instead of deleting it." },
+    autoResume: {
+      schema: flag,
+      about: "While it is paused, a request to one of its ports resumes it. With --auto-pause.",
     },
     name: { schema: text.optional(), value: "NAME", about: "Short for --metadata name=NAME; list shows it." },
     internet: {

@@ -20,6 +20,11 @@ export async function complete(args: Args<typeof commands.complete>, { out, clie
       words.push(s.sandboxID);
       if (words.length >= MOST) break;
     }
+  else if (args.kind === "snapshot")
+    for await (const s of api.snapshots({ pageSize: 100 })) {
+      words.push(s.snapshotID);
+      if (words.length >= MOST) break;
+    }
   else for (const t of await api.templates()) words.push(t.names[0] ?? t.aliases[0] ?? t.templateID);
   if (out.json) return out.value(words);
   for (const word of words) out.line(word);

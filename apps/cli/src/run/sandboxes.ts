@@ -1,5 +1,5 @@
 import { AenvError } from "@aenv/base";
-import type { ListedSandbox } from "@aenv/client";
+import type { ListedSandbox, SandboxDetail } from "@aenv/client";
 import type * as commands from "../commands/sandbox.ts";
 import type { Context } from "../context.ts";
 import type { Args, Exit } from "../define.ts";
@@ -67,7 +67,7 @@ export async function info(args: Args<typeof commands.info>, { out, client }: Co
     ["Template", s.alias === undefined ? s.templateID : `${s.alias} (${s.templateID})`],
     ["State", s.state],
     ["Started", `${s.startedAt}  (${duration(now - Date.parse(s.startedAt))} ago)`],
-    ["Ends", `${s.endAt}  (in ${duration(Date.parse(s.endAt) - now)}, then ${s.lifecycle?.onTimeout ?? "kill"})`],
+    ["Ends", endOf(s, now)],
     ["Size", `${s.cpuCount} vCPU, ${mib(s.memoryMB)} memory, ${mib(s.diskSizeMB)} disk`],
     ["Internet", s.allowInternetAccess === false ? "off" : "on"],
     ["Agent", s.envdVersion],
@@ -76,6 +76,13 @@ export async function info(args: Args<typeof commands.info>, { out, client }: Co
       .filter(([k]) => k !== "name")
       .map(([k, v]) => ["Metadata", `${k}=${v}`] as const),
   ]);
+}
+
+function endOf(s: SandboxDetail, now: number): string {
+  if (s.state === "paused") return `not while it is paused${s.lifecycle?.autoResume ? "; traffic resumes it" : ""}`;
+  const then = s.lifecycle?.onTimeout === "pause" ? "paused" : "deleted";
+  const woken = then === "paused" && s.lifecycle?.autoResume ? ", until traffic resumes it" : "";
+  return `${s.endAt}  (${then} in ${duration(Date.parse(s.endAt) - now)}${woken})`;
 }
 
 export async function timeout(args: Args<typeof commands.timeout>, { out, client }: Context): Promise<Exit> {

@@ -15,6 +15,8 @@ export async function start(args: Args<typeof commands.start>, context: Context)
   const { out } = context;
   const detached = args.detach || out.json;
   if (detached && args.rm) throw usageError("--rm needs a shell to wait for", "Leave out --detach and --json.");
+  if (args.autoResume && !args.autoPause)
+    throw usageError("--auto-resume wakes a paused sandbox, and without --auto-pause none is", "Give both.");
   const signal = context.interrupted();
   const client = await context.client();
   const metadata = { ...args.metadata, ...(args.name === undefined ? {} : { name: args.name }) };
@@ -24,6 +26,8 @@ export async function start(args: Args<typeof commands.start>, context: Context)
       timeout: args.timeout,
       metadata,
       envVars: args.env ?? {},
+      ...(args.autoPause ? { autoPause: true } : {}),
+      ...(args.autoResume ? { autoResume: { enabled: true } } : {}),
       ...(args.internet === "off" ? { allow_internet_access: false } : {}),
     },
     signal,
