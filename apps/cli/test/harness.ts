@@ -91,8 +91,13 @@ export async function finished(child: ChildProcess): Promise<Result> {
 }
 
 /** The real server's API over an engine without machines. */
-export async function startApi(): Promise<{ apiUrl: string; apiKey: string } & AsyncDisposable> {
-  const child = spawn(NODE, [join(ROOT, "apps/server/test/fake-server.ts")], { stdio: ["ignore", "pipe", "inherit"] });
+export async function startApi(
+  env: Record<string, string> = {},
+): Promise<{ apiUrl: string; apiKey: string } & AsyncDisposable> {
+  const child = spawn(NODE, [join(ROOT, "apps/server/test/fake-server.ts")], {
+    env: { ...process.env, ...env },
+    stdio: ["ignore", "pipe", "inherit"],
+  });
   const { apiUrl, apiKey } = JSON.parse(await firstLine(child.stdout, /^\{/)) as { apiUrl: string; apiKey: string };
   return { apiUrl, apiKey, [Symbol.asyncDispose]: () => stop(child) };
 }

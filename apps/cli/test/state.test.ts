@@ -84,6 +84,22 @@ describe("states", () => {
     assert.match(many.stderr, /at most 16/);
   });
 
+  test("a child that does not start is told with its reason, and the exit code is of it", async () => {
+    await using poor = await startApi({ FAKE_FAIL_CHILDREN: "1" });
+    using there = new Cli({ AENV_API_URL: poor.apiUrl, AENV_API_KEY: poor.apiKey });
+    const id = (await there.ok(["start", "-d"])).trim();
+    const r = await there.run(["fork", id, "-n", "3"]);
+    assert.equal(r.code, 5);
+    assert.match(r.stdout, /^1 +- +failed +- +no network slot is free/m);
+    assert.equal(r.stdout.match(/ running /g)?.length, 2);
+    assert.match(r.stderr, /1 of 3 children could not be started/);
+    const given = JSON.parse((await there.run(["fork", id, "-n", "2", "--json"])).stdout) as Child[];
+    assert.deepEqual([given[0]?.error, given[1]?.sandbox], [undefined, undefined]);
+    assert.match(given[1]?.error?.message ?? "", /no network slot/);
+    const none = await there.run(["fork", id, "-n", "2", "-q", "--atomic"]);
+    assert.deepEqual([none.code === 0, none.stdout], [false, ""]);
+  });
+
   test("snapshots are kept, found, started from and deleted", async () => {
     const id = await start();
     const named = (await cli.ok(["snapshot", "create", id, "prepared:v1"])).trim();

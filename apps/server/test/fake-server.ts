@@ -1,7 +1,7 @@
 import { mkdtempSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { type Clock, silentLogger, systemClock } from "@aenv/base";
+import { AenvError, type Clock, silentLogger, systemClock } from "@aenv/base";
 import { State } from "@aenv/state";
 import type { FastifyInstance } from "fastify";
 import { type AppDeps, buildApp } from "../src/app.ts";
@@ -98,9 +98,11 @@ export function fakeServer(
   };
 }
 
-/** `node apps/server/test/fake-server.ts PORT`: for clients under development. Prints its URL and key as JSON. */
+/** `node apps/server/test/fake-server.ts PORT`: for clients under development. Prints its URL and key as JSON. FAKE_FAIL_CHILDREN=0,2 are no children of any fork. */
 if (import.meta.main) {
   const server = fakeServer();
+  for (const n of (process.env["FAKE_FAIL_CHILDREN"] ?? "").split(",").filter((text) => text !== ""))
+    server.engine.failChild.set(Number(n), new AenvError("SLOT_EXHAUSTED", "no network slot is free"));
   const apiUrl = await server.app.listen({ port: Number(process.argv[2] ?? 0), host: "127.0.0.1" });
   process.once("SIGTERM", () => void server[Symbol.asyncDispose]().then(() => process.exit(0)));
   console.log(JSON.stringify({ apiUrl, apiKey: server.key }));
