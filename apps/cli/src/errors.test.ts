@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { AenvError, ERROR_CODES, type ErrorCode } from "@aenv/base";
-import { hintOf } from "./errors.ts";
+import { hintOf, messageFor } from "./errors.ts";
 import { size } from "./output.ts";
 import { COMMANDS, invocation } from "./table.ts";
 
@@ -27,6 +27,18 @@ test("a hint fits its command, and one that somebody thought about is kept", () 
     "Look elsewhere.",
   );
   assert.equal(hintOf(new AenvError("CANCELLED", "x"), undefined), "");
+});
+
+test("a value that the node refuses is named as on the command line", () => {
+  const refused = (what: string, name: string) =>
+    messageFor(new AenvError("INVALID_ARGUMENT", `the body is not valid: ${what}`), command(name));
+  assert.equal(
+    refused("count: Too big: expected number to be <=100", "fork"),
+    "--count: Too big: expected number to be <=100",
+  );
+  assert.equal(refused("name: must look: so; timeout: no", "snapshot create"), "NAME: must look: so; timeout: no");
+  assert.equal(refused("timeout: must be at least 1 second", "start"), "--timeout: must be at least 1 second");
+  assert.equal(refused("network.allowOut: odd", "start"), "network.allowOut: odd");
 });
 
 test("sizes and rates are whole numbers of bytes, and three digits above", () => {

@@ -1,5 +1,5 @@
 import { AenvError, ERROR_CODES, type ErrorCode } from "@aenv/base";
-import type { Command } from "./define.ts";
+import { type Command, flagName } from "./define.ts";
 import { EXIT, exitCodeOf } from "./exit.ts";
 import type { Output } from "./output.ts";
 import { printable } from "./output.ts";
@@ -36,6 +36,18 @@ export function hintOf(error: AenvError, command: Command | undefined): string {
   return HINTS[error.code];
 }
 
+/** The node names a refused value as the API calls it; people know it as an option or an argument. */
+export function messageFor(error: AenvError, command: Command | undefined): string {
+  const [, what] = /^the (?:body|query) is not valid: ([^]+)$/.exec(error.message) ?? [];
+  if (error.code !== "INVALID_ARGUMENT" || what === undefined) return error.message;
+  return what.replace(/(^|; )(\w+)((?:\.\w+)*): /g, (_, before: string, field: string, below: string) => {
+    if (command && field in command.options) return `${before}--${flagName(field)}: `;
+    const positional = command?.positionals[field];
+    if (positional) return `${before}${positional.label ?? field.toUpperCase()}: `;
+    return `${before}${field}${below}: `;
+  });
+}
+
 /** The one place that prints errors. Returns the exit code. */
 export function reportError(
   e: unknown,
@@ -45,11 +57,12 @@ export function reportError(
   const error = AenvError.from(e, "aenv");
   const exit = exitOf(error, options.command?.exit === "remote");
   const hint = hintOf(error, options.command);
+  const message = messageFor(error, options.command);
   if (out.json) {
-    const body = { code: error.code, message: error.message, hint, exitCode: exit, data: error.data };
+    const body = { code: error.code, message, hint, exitCode: exit, data: error.data };
     out.stderr.write(`${JSON.stringify({ error: body })}\n`);
   } else {
-    out.stderr.write(`${out.styleError("red", "error:")} ${printable(error.message)}\n`);
+    out.stderr.write(`${out.styleError("red", "error:")} ${printable(message)}\n`);
     if (hint !== "") out.stderr.write(`${out.styleError("cyan", "hint:")}  ${printable(hint)}\n`);
   }
   if (options.verbose) {

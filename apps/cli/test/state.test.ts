@@ -82,6 +82,8 @@ describe("states", () => {
     const many = await cli.run(["fork", id, "--count", "17"]);
     assert.equal(many.code, 2);
     assert.match(many.stderr, /at most 16/);
+    const more = await cli.run(["fork", id, "--count", "101"]);
+    assert.match(more.stderr, /^error: --count: .*100/);
   });
 
   test("a child that does not start is told with its reason, and the exit code is of it", async () => {

@@ -18,7 +18,7 @@ export function templateRoutes({ engine }: RouteDeps): TemplateRoutes {
     const t = engine.templates.resolve(name);
     if (!t)
       throw new AenvError("NOT_FOUND", `there is no template ${JSON.stringify(name.slice(0, 128))}`, {
-        hint: "GET /templates lists them.",
+        hint: "aenv template list shows what this node has.",
       });
     return t;
   };
