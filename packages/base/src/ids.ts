@@ -12,8 +12,12 @@ export type RunId = Branded<string, "RunId">;
 export type SnapshotId = Branded<string, "SnapshotId">;
 /** `t` + 16 random `[a-z0-9]`. */
 export type TemplateId = Branded<string, "TemplateId">;
-/** A sealed disk or memory layer. `l` + 16 random `[a-z0-9]`. */
+/** A sealed disk layer. `l` + 16 random `[a-z0-9]`. */
 export type LayerId = Branded<string, "LayerId">;
+/** A file of guest memory: a flat one, or a delta. `m` + 16 random `[a-z0-9]`. */
+export type MemoryId = Branded<string, "MemoryId">;
+/** A state in the history of one sandbox to which it can return. `c` + 16 random `[a-z0-9]`. */
+export type CheckpointId = Branded<string, "CheckpointId">;
 
 const ALPHABET = "abcdefghijklmnopqrstuvwxyz0123456789";
 
@@ -34,6 +38,8 @@ export const newRunId = (): RunId => `r${randomName(12)}` as RunId;
 export const newSnapshotId = (): SnapshotId => `s${randomName(16)}` as SnapshotId;
 export const newTemplateId = (): TemplateId => `t${randomName(16)}` as TemplateId;
 export const newLayerId = (): LayerId => `l${randomName(16)}` as LayerId;
+export const newMemoryId = (): MemoryId => `m${randomName(16)}` as MemoryId;
+export const newCheckpointId = (): CheckpointId => `c${randomName(16)}` as CheckpointId;
 
 function parser<T extends string>(kind: string, shape: RegExp): (text: string) => T {
   return (text) => {
@@ -53,6 +59,8 @@ export const parseRunId = parser<RunId>("run id", /^r[a-z0-9]{12}$/);
 export const parseSnapshotId = parser<SnapshotId>("snapshot id", /^s[a-z0-9]{16}$/);
 export const parseTemplateId = parser<TemplateId>("template id", /^t[a-z0-9]{16}$/);
 export const parseLayerId = parser<LayerId>("layer id", /^l[a-z0-9]{16}$/);
+export const parseMemoryId = parser<MemoryId>("memory file id", /^m[a-z0-9]{16}$/);
+export const parseCheckpointId = parser<CheckpointId>("checkpoint id", /^c[a-z0-9]{16}$/);
 
 /** A size or offset in bytes: a non-negative safe integer. */
 export type Bytes = Branded<number, "Bytes">;

@@ -4,12 +4,23 @@
  */
 import { mkdir, rm } from "node:fs/promises";
 import { join } from "node:path";
-import { deadline, type LayerId, newLayerId, newSnapshotId, type SandboxId, type SnapshotId } from "@aenv/base";
-import { publishFile } from "@aenv/host";
-import type { LayerRecord, SnapshotCause, SnapshotRecord } from "@aenv/state";
+import {
+  AenvError,
+  deadline,
+  type LayerId,
+  type MemoryId,
+  messageOf,
+  newLayerId,
+  newMemoryId,
+  newSnapshotId,
+  type SandboxId,
+  type SnapshotId,
+} from "@aenv/base";
+import { publishFile, syncDir } from "@aenv/host";
+import type { MemoryFileRecord, SnapshotCause, SnapshotRecord } from "@aenv/state";
 import type { Context } from "./context.ts";
 import type { Phases } from "./phases.ts";
-import type { VmRun } from "./run.ts";
+import { settleAll, type VmRun } from "./run.ts";
 
 /** Stop, device state, dirty pages, seal: the guest stands still meanwhile. */
 export const CAPTURE_DEADLINE_MS = 60_000;
@@ -18,112 +29,200 @@ export const CAPTURE_DEADLINE_MS = 60_000;
 export interface CaptureTarget {
   snapshot: SnapshotId;
   layer: LayerId;
+  memory: MemoryId;
   dir: string;
+  memoryDir: string;
   memoryPath: string;
   devicePath: string;
+  /** blockd was asked to seal: whether it has is for blockd to say. */
+  sealAsked: boolean;
+  /** The run ends in any case, and its disk with it: a sealed layer is of no use to it. */
+  runEnds: boolean;
 }
 
-/** How the guest's memory becomes the memory file, in two steps around the moment at which the guest may go on. */
+/** How the guest's memory becomes files, in steps around the moment at which the guest may go on. */
 export interface MemoryStrategy {
+  readonly kind: "flat" | "delta" | "none";
+  /** The VM still runs: whatever can be done before. */
+  prepare(run: VmRun, target: CaptureTarget, signal: AbortSignal): Promise<void>;
   /** The VM is stopped: take what the guest may overwrite afterwards. */
-  whileStopped(run: VmRun, target: CaptureTarget, signal: AbortSignal): Promise<void>;
-  /** The VM is gone or runs again: complete the file at `target.memoryPath` and make it durable. */
-  afterwards(run: VmRun, target: CaptureTarget, signal: AbortSignal): Promise<void>;
+  whileStopped(signal: AbortSignal): Promise<void>;
+  /** The VM is gone, stands still for good, or runs again: complete the file. Resolves with the memory of the snapshot. */
+  afterwards(durable: boolean, signal: AbortSignal): Promise<MemoryFileRecord[]>;
+  /** After a failure: nothing is left of it. */
+  discard(): Promise<void>;
 }
 
 /** Intent first: a crash from here on is swept by what the journal says. */
-export async function makeTarget(ctx: Context, run: VmRun): Promise<CaptureTarget> {
-  const snapshot = newSnapshotId();
-  const layer = newLayerId();
-  const dir = ctx.paths.snapshotDir(snapshot);
-  ctx.state.tx(() => {
-    ctx.state.resources.intent(run.id, "snapshot", snapshot);
-    ctx.state.resources.intent(run.id, "layer", layer);
+export async function makeTarget(ctx: Context, run: VmRun, kind: MemoryStrategy["kind"]): Promise<CaptureTarget> {
+  const { state, paths } = ctx;
+  const [snapshot, layer, memory] = [newSnapshotId(), newLayerId(), newMemoryId()];
+  const dir = paths.snapshotDir(snapshot);
+  const memoryDir = paths.memoryDir(memory);
+  state.tx(() => {
+    state.resources.intent(run.id, "snapshot", snapshot);
+    state.resources.intent(run.id, "layer", layer);
+    state.resources.intent(run.id, "memory", memory);
   });
   await mkdir(dir, { recursive: true, mode: 0o711 });
-  await mkdir(ctx.paths.layerDir(layer), { recursive: true, mode: 0o700 });
-  return { snapshot, layer, dir, memoryPath: join(dir, "memory"), devicePath: join(dir, "device") };
+  await mkdir(paths.layerDir(layer), { recursive: true, mode: 0o700 });
+  if (kind !== "none") await mkdir(memoryDir, { recursive: true, mode: 0o711 });
+  return {
+    snapshot,
+    layer,
+    memory,
+    dir,
+    memoryDir,
+    memoryPath: join(memoryDir, kind),
+    devicePath: join(dir, "device"),
+    sealAsked: false,
+    runEnds: false,
+  };
 }
 
-/** What becomes of the VM once its state is taken. */
-export type After = "resume" | "kill";
+export interface CapturePlan {
+  memory: MemoryStrategy;
+  /**
+   * resume: the VM goes on as soon as its state is taken. kill: it is ended then. stay: it stands still until the snapshot
+   * is committed; what becomes of it is the caller's.
+   */
+  after: "resume" | "kill" | "stay";
+  /** The next capture of the run builds on this one. Not where it goes on and only its disk was taken. */
+  builds: boolean;
+  cause: SnapshotCause;
+  /** Whose state it is; undefined for a build. */
+  sandbox: SandboxId | undefined;
+  diskBytes: SnapshotRecord["diskBytes"];
+  defaults: SnapshotRecord["defaults"];
+  envdVersion: string;
+  /** The files survive a loss of power when the snapshot is committed. */
+  durable: boolean;
+  /** Part of the transaction that makes the snapshot visible. */
+  commit: (record: SnapshotRecord) => void;
+}
 
 /**
- * Stops the VM, takes device state and memory, seals the disk; then the VM goes on or ends. Resolves with the record
- * to commit, when all files are durable. When it fails before the end the VM runs again, as before.
+ * Stops the VM, takes device state and memory, seals the disk, and commits the snapshot. When it fails before the commit,
+ * the VM runs again, as before (unless it was to be killed), and nothing is left of the capture.
  */
 export async function capture(
   ctx: Context,
   run: VmRun,
-  target: CaptureTarget,
-  plan: {
-    memory: MemoryStrategy;
-    after: After;
-    cause: SnapshotCause;
-    /** Whose state it is; undefined for a build. */
-    sandbox: SandboxId | undefined;
-    parent: SnapshotRecord | undefined;
-    layers: readonly LayerRecord[];
-    diskBytes: SnapshotRecord["diskBytes"];
-    defaults: SnapshotRecord["defaults"];
-    envdVersion: string;
-  },
+  plan: CapturePlan,
   phases: Phases,
   parent: AbortSignal,
+  target?: CaptureTarget,
 ): Promise<SnapshotRecord> {
   const signal = deadline(CAPTURE_DEADLINE_MS, parent);
-  await ctx.step("stop:before");
-  await phases.time("stop", () => run.vm.stop(signal));
-  let layer: LayerRecord;
+  await run.knowLayers();
+  const to = target ?? (await makeTarget(ctx, run, plan.memory.kind));
+  let stopped = false;
   try {
-    await ctx.step("device:before");
-    await phases.time("device", () => run.vm.saveDeviceState(target.devicePath, signal));
-    await ctx.step("memory:before");
-    await phases.time("memory", () => plan.memory.whileStopped(run, target, signal));
-    await ctx.step("seal:before");
-    const path = ctx.paths.layerFile(target.layer);
-    const sealed = await phases.time("seal", () => ctx.blockd.sealDisk(run.id, { id: target.layer, path }, signal));
-    layer = { id: target.layer, path, bytes: sealed.bytes, createdAt: ctx.clock.now() };
-    await ctx.step("seal:after");
+    await ctx.step("capture:before");
+    await phases.time("take-begin", () => plan.memory.prepare(run, to, signal));
+    await ctx.step("stop:before");
+    stopped = true;
+    await phases.time("stop", () => run.vm.stop(signal));
+    // Each ends before a failure is acted on: the VM must not run while its state is being read.
+    await settleAll([
+      (async () => {
+        await ctx.step("device:before");
+        if (plan.memory.kind !== "none")
+          await phases.time("device", () => run.vm.saveDeviceState(to.devicePath, signal));
+        await ctx.step("memory:before");
+        await phases.time("memory", () => plan.memory.whileStopped(signal));
+      })(),
+      (async () => {
+        await ctx.step("seal:before");
+        to.sealAsked = true;
+        const path = ctx.paths.layerFile(to.layer);
+        const sealed = await phases.time("seal", () => ctx.blockd.sealDisk(run.id, { id: to.layer, path }));
+        run.layers.push({ id: to.layer, path, bytes: sealed.bytes, createdAt: ctx.clock.now() });
+        await ctx.step("seal:after");
+      })(),
+    ]);
+    if (plan.after === "resume") {
+      await phases.time("resume", () => run.vm.resume(signal));
+      stopped = false;
+    } else if (plan.after === "kill") {
+      await phases.time("kill", () => run.killVm());
+      stopped = false;
+    }
+    await ctx.step("memory-file:before");
+    const memory = await phases.time("memory-file", () => plan.memory.afterwards(plan.durable, signal));
+    const record: SnapshotRecord = {
+      id: to.snapshot,
+      ...(run.snapshot === undefined ? {} : { parent: run.snapshot }),
+      cause: plan.cause,
+      ...(plan.sandbox === undefined ? {} : { sandbox: plan.sandbox }),
+      machine: run.machine,
+      devicePath: to.devicePath,
+      memory,
+      diskBytes: plan.diskBytes,
+      layers: [...run.layers],
+      defaults: plan.defaults,
+      envdVersion: plan.envdVersion,
+      createdAt: ctx.clock.now(),
+    };
+    await phases.time("manifest", () => publish(ctx.paths.manifest(to.snapshot), to, record, plan.durable));
+    await ctx.step("manifest:after");
+    parent.throwIfAborted();
+    phases.timeNow("commit", () => commit(ctx, run, record, plan));
+    return record;
   } catch (e) {
     // Back to the state before; a caller that gave up must not leave the guest stopped.
-    await run.vm.resume(deadline(CAPTURE_DEADLINE_MS));
+    if (stopped)
+      await run.vm.resume(deadline(CAPTURE_DEADLINE_MS)).catch((again: unknown) => {
+        ctx.logger.warn({ run: run.id, error: messageOf(again) }, "a VM did not go on after a failed capture");
+      });
+    await plan.memory.discard();
+    await discardTarget(ctx, run, to);
     throw e;
   }
-  await phases.time(plan.after, () => (plan.after === "kill" ? run.killVm() : run.vm.resume(signal)));
-  await ctx.step("memory-file:before");
-  await phases.time("memory-file", () => plan.memory.afterwards(run, target, signal));
-  const record: SnapshotRecord = {
-    id: target.snapshot,
-    ...(plan.parent === undefined ? {} : { parent: plan.parent.id }),
-    cause: plan.cause,
-    ...(plan.sandbox === undefined ? {} : { sandbox: plan.sandbox }),
-    machine: run.machine,
-    devicePath: target.devicePath,
-    memoryPath: target.memoryPath,
-    diskBytes: plan.diskBytes,
-    layers: [...plan.layers, layer],
-    defaults: plan.defaults,
-    envdVersion: plan.envdVersion,
-    createdAt: ctx.clock.now(),
+}
+
+/** The manifest is for people and for moving it to another node; the record in the database is what makes it exist. */
+async function publish(manifest: string, to: CaptureTarget, record: SnapshotRecord, durable: boolean): Promise<void> {
+  await publishFile(manifest, `${JSON.stringify({ v: 1, ...record }, undefined, 2)}\n`);
+  if (durable && record.memory.length > 0) await syncDir(to.memoryDir);
+}
+
+/** From here on the snapshot exists, the journal does not own its files, and the run's next capture builds on it. */
+function commit(ctx: Context, run: VmRun, record: SnapshotRecord, plan: CapturePlan): void {
+  const { state } = ctx;
+  if (run.ended)
+    throw new AenvError("CANCELLED", `the virtual machine was ended while its state was captured`, {
+      data: { run: run.id },
+    });
+  const write = (): void => {
+    state.snapshots.add(record);
+    for (const kind of ["snapshot", "layer", "memory"] as const) state.resources.released(run.id, kind);
+    if (plan.builds) state.runs.captured(run.id, record.id);
+    else for (const l of record.layers.slice(-1)) state.runs.addLayer(run.id, l.id);
+    plan.commit(record);
   };
-  // For people and for moving it to another node; the record in the database is what makes it exist.
-  await publishFile(join(target.dir, "manifest.json"), `${JSON.stringify({ v: 1, ...record }, undefined, 2)}\n`);
-  await ctx.step("manifest:after");
-  return record;
+  if (plan.durable) state.durable(write);
+  else state.tx(write);
+  if (plan.builds) run.snapshot = record.id;
 }
 
-/** Part of the transaction that makes the snapshot visible: from here on the journal does not own its files. */
-export function commitTarget(ctx: Context, run: VmRun, record: SnapshotRecord): void {
-  ctx.state.snapshots.add(record);
-  ctx.state.resources.released(run.id, "snapshot");
-  ctx.state.resources.released(run.id, "layer");
-}
-
-/** A capture that came to nothing. */
+/** A capture that came to nothing. A layer on which the running disk stands now is kept for the next one. */
 export async function discardTarget(ctx: Context, run: VmRun, target: CaptureTarget): Promise<void> {
+  const { state, paths } = ctx;
   await rm(target.dir, { recursive: true, force: true });
-  await rm(ctx.paths.layerDir(target.layer), { recursive: true, force: true });
-  ctx.state.resources.released(run.id, "snapshot");
-  ctx.state.resources.released(run.id, "layer");
+  await rm(target.memoryDir, { recursive: true, force: true });
+  state.resources.released(run.id, "snapshot");
+  state.resources.released(run.id, "memory");
+  if (target.sealAsked && !target.runEnds) {
+    try {
+      await run.learnLayers();
+    } catch (e) {
+      // Its files and its journal entry stay until blockd can be asked: by the next capture, or by the next start.
+      ctx.logger.warn({ run: run.id, error: messageOf(e) }, "blockd does not say whether it sealed a disk");
+      return;
+    }
+  }
+  if (target.runEnds || !run.layers.some((l) => l.id === target.layer))
+    await rm(paths.layerDir(target.layer), { recursive: true, force: true });
+  state.resources.released(run.id, "layer");
 }

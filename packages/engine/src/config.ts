@@ -47,6 +47,10 @@ export interface EngineConfig {
     /** A template nobody created from for so long loses its spares (pinned ones keep `low`). */
     idleMs: number;
   };
+  /** Copied aside of a guest that goes on after its capture; what it wrote beyond that is written while it stands still. */
+  captureBufferBytes: Bytes;
+  /** How long a sandbox runs that was resumed by traffic. */
+  trafficTimeoutMs: number;
   /** Network slots kept ready, so that no launch waits for one. */
   readySlots: number;
   metrics: { intervalMs: number; concurrency: number; keepMs: number; keepRows: number };
@@ -76,6 +80,8 @@ export function engineConfig(given: EngineConfigInput): EngineConfig {
     maxForks: 16,
     initDeadlineMs: INIT_DEADLINE_MS,
     hotInitDeadlineMs: HOT_INIT_DEADLINE_MS,
+    captureBufferBytes: bytes(128 * 1024 ** 2),
+    trafficTimeoutMs: 5 * 60_000,
     readySlots: 8,
     launchConcurrency: Math.max(2, cores),
     ...given,

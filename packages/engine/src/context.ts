@@ -1,4 +1,5 @@
 import { type Clock, type Logger, type RunId, TaskGroup } from "@aenv/base";
+import type { MemoryPort } from "@aenv/memory";
 import type { State } from "@aenv/state";
 import type { VmmDriver } from "@aenv/vmm";
 import type { EngineConfig } from "./config.ts";
@@ -6,12 +7,14 @@ import { Paths } from "./paths.ts";
 import type { BlockdPort, CgroupsPort, GuestFactory, NetworkPort } from "./ports.ts";
 import type { VmRun } from "./run.ts";
 import { Foreground } from "./foreground.ts";
+import type { Tokens } from "./tokens.ts";
 
 /** What every room of the engine works with. */
 export interface Context {
   readonly state: State;
   readonly blockd: BlockdPort;
   readonly driver: VmmDriver;
+  readonly memory: MemoryPort;
   readonly network: NetworkPort;
   readonly cgroups: CgroupsPort;
   readonly guestFactory: GuestFactory;
@@ -22,6 +25,7 @@ export interface Context {
   /** Background work, joined by close(). */
   readonly tasks: TaskGroup;
   readonly foreground: Foreground;
+  readonly tokens: Tokens;
   /** Every run that holds resources, until the last one is released. */
   readonly runs: Map<RunId, VmRun>;
   /** The last resource of a run is free. */

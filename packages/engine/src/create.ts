@@ -1,26 +1,49 @@
 import { AenvError, messageOf, newSandboxId, type SandboxId } from "@aenv/base";
 import { DEFAULT_TEAM, type SandboxRecord } from "@aenv/state";
 import type { Context } from "./context.ts";
-import { egressRules, isOpen, setEgress } from "./egress.ts";
-import { initRun } from "./launch.ts";
+import { egressRules } from "./egress.ts";
+import { handOver } from "./hand-over.ts";
+import type { Identity } from "./launch.ts";
 import { Phases } from "./phases.ts";
 import type { Pools } from "./pools.ts";
 import { settleAll, type VmRun } from "./run.ts";
-import { Sandbox } from "./sandbox.ts";
+import { Sandbox, type SandboxEvents } from "./sandbox.ts";
 import type { Source, TemplateStore } from "./templates.ts";
-import type { Tokens } from "./tokens.ts";
 import type { CreateOptions, CreateTiming, LaunchSource, SandboxView } from "./types.ts";
 
 /** Breakdowns of the latest creates that are kept. */
 const TIMINGS_KEPT = 1000;
 
-/** The engine's sandboxes, as far as a create is concerned. */
+/** The engine's sandboxes, for the rooms that move them. */
 export interface Registry {
   readonly live: Map<SandboxId, Sandbox>;
+  readonly events: SandboxEvents;
   /** It runs from now on: its end and its metrics are watched. */
   follow(sandbox: Sandbox): void;
-  readonly runEnded: (run: VmRun, sandbox: Sandbox) => void;
   view(sandbox: Sandbox, state?: "running"): SandboxView;
+}
+
+/** RATE_LIMITED where one more would be too many. */
+export function checkRoom(ctx: Context, registry: Registry, more = 1): void {
+  let running = 0;
+  for (const s of registry.live.values()) if (s.state !== "paused") running++;
+  if (running + more > ctx.config.maxSandboxes)
+    throw new AenvError("RATE_LIMITED", `this node runs at most ${ctx.config.maxSandboxes} sandboxes`, {
+      hint: "Kill or pause sandboxes that are not needed.",
+    });
+}
+
+/** A sandbox that is about to be: what it is, and what it is launched from. */
+export interface Birth {
+  record: SandboxRecord;
+  source: Source;
+  cause: "create" | "fork";
+  fork?: Identity["fork"];
+  /** False: its state is not worth keeping spares for. */
+  spares: boolean;
+  timeoutMs: number;
+  /** Part of the transaction that makes it visible. */
+  commit?: (view: SandboxView) => void;
 }
 
 /** From a request to a running sandbox. */
@@ -28,15 +51,13 @@ export class Creator {
   readonly #ctx: Context;
   readonly #store: TemplateStore;
   readonly #pools: Pools;
-  readonly #tokens: Tokens;
   readonly #registry: Registry;
   readonly #timings = new Map<SandboxId, CreateTiming>();
 
-  constructor(ctx: Context, rooms: { store: TemplateStore; pools: Pools; tokens: Tokens }, registry: Registry) {
+  constructor(ctx: Context, rooms: { store: TemplateStore; pools: Pools }, registry: Registry) {
     this.#ctx = ctx;
     this.#store = rooms.store;
     this.#pools = rooms.pools;
-    this.#tokens = rooms.tokens;
     this.#registry = registry;
   }
 
@@ -50,30 +71,46 @@ export class Creator {
     caller: AbortSignal,
     commit?: (view: SandboxView) => void,
   ): Promise<SandboxView> {
+    const source = this.#store.source(options.template, options.team);
+    checkRoom(this.#ctx, this.#registry);
+    const birth: Birth = {
+      record: this.#newRecord(options, source),
+      source,
+      cause: "create",
+      spares: true,
+      timeoutMs: options.timeoutMs,
+      commit: (view) => {
+        const now = this.#ctx.clock.now();
+        this.#ctx.state.templates.countSpawn(source.template.id, now);
+        this.#ctx.state.saved.countSpawn(source.template.id, now);
+        commit?.(view);
+      },
+    };
+    try {
+      return await this.bring(birth, caller);
+    } catch (e) {
+      throw AenvError.from(caller.aborted ? caller.reason : e, `create sandbox from ${options.template}`);
+    }
+  }
+
+  /** As create, of a record that is there already. */
+  async bring(birth: Birth, caller: AbortSignal): Promise<SandboxView> {
+    const { record, source, timeoutMs, commit } = birth;
     const phases = new Phases(this.#ctx.clock);
     using _foreground = this.#ctx.foreground.enter();
-    const source = this.#store.source(options.template, options.team);
-    if (this.#registry.live.size >= this.#ctx.config.maxSandboxes)
-      throw new AenvError("RATE_LIMITED", `this node runs at most ${this.#ctx.config.maxSandboxes} sandboxes`, {
-        hint: "Kill sandboxes that are not needed.",
-      });
     const abort = new AbortController();
     const { promise: done, resolve } = Promise.withResolvers<void>();
-    const record = this.#newRecord(options, source);
-    const sandbox = Sandbox.creating(this.#ctx, { ...source, record }, { abort, done }, this.#registry.runEnded);
+    const sandbox = Sandbox.creating(this.#ctx, { ...source, record }, { abort, done }, this.#registry.events);
     this.#registry.live.set(sandbox.id, sandbox);
     try {
       const signal = AbortSignal.any([caller, abort.signal]);
-      const { run, source: from } = await this.#launch(sandbox, phases, signal);
+      const { run, source: from } = await this.#launch(sandbox, birth, phases, signal);
       await using undo = new AsyncDisposableStack();
       undo.defer(() => run.release());
       await this.#ctx.step("commit:before");
       signal.throwIfAborted();
       const now = this.#ctx.clock.now();
-      sandbox.launched(run, now, now + options.timeoutMs, () => {
-        this.#ctx.state.templates.countSpawn(source.template.id, now);
-        commit?.(this.#registry.view(sandbox, "running"));
-      });
+      sandbox.launched(run, now, now + timeoutMs, () => commit?.(this.#registry.view(sandbox, "running")));
       undo.move();
       this.#registry.follow(sandbox);
       this.#remember(sandbox.id, from, phases);
@@ -81,7 +118,7 @@ export class Creator {
     } catch (e) {
       this.#registry.live.delete(sandbox.id);
       if (sandbox.state === "creating") sandbox.failed(e);
-      throw AenvError.from(caller.aborted ? caller.reason : e, `create sandbox from ${options.template}`);
+      throw caller.aborted ? (caller.reason as Error) : e;
     } finally {
       resolve();
       this.#pools.refill();
@@ -89,14 +126,19 @@ export class Creator {
   }
 
   /** The fastest way that is there: an idle spare, else a waiting VMM, else everything anew. */
-  async #launch(sandbox: Sandbox, phases: Phases, signal: AbortSignal): Promise<{ run: VmRun; source: LaunchSource }> {
+  async #launch(
+    sandbox: Sandbox,
+    birth: Birth,
+    phases: Phases,
+    signal: AbortSignal,
+  ): Promise<{ run: VmRun; source: LaunchSource }> {
     const { snapshot, template } = sandbox;
-    const hot = this.#pools.takeHot(snapshot, template.name);
+    const hot = birth.spares ? this.#pools.takeHot(snapshot, template.name) : undefined;
     if (hot) {
       try {
         await settleAll([
           hot.fullSpeed(),
-          this.#handOver(hot, sandbox, this.#ctx.config.hotInitDeadlineMs, phases, signal),
+          this.#handOver(hot, sandbox, birth, this.#ctx.config.hotInitDeadlineMs, phases, signal),
         ]);
         return { run: hot, source: "hot" };
       } catch (e) {
@@ -105,9 +147,11 @@ export class Creator {
         this.#ctx.logger.warn({ run: hot.id, error: messageOf(e) }, "a hot spare failed; starting another");
       }
     }
-    const { run, source } = await this.#pools.launch(snapshot, template.name, phases, signal);
+    const { run, source } = birth.spares
+      ? await this.#pools.launch(snapshot, template.name, phases, signal)
+      : { run: await this.#pools.launchAlone(snapshot, phases, signal), source: "cold" as const };
     try {
-      await this.#handOver(run, sandbox, this.#ctx.config.initDeadlineMs, phases, signal);
+      await this.#handOver(run, sandbox, birth, this.#ctx.config.initDeadlineMs, phases, signal);
       return { run, source };
     } catch (e) {
       await run.release();
@@ -115,28 +159,15 @@ export class Creator {
     }
   }
 
-  /** The run becomes this sandbox's: in the journal first, then in the guest. */
-  async #handOver(run: VmRun, sandbox: Sandbox, limitMs: number, phases: Phases, signal: AbortSignal): Promise<void> {
-    const { record, snapshot, template } = sandbox;
-    this.#ctx.state.tx(() => run.assign(sandbox.id));
-    await this.#ctx.step("assign:after");
-    if (!isOpen(record)) await phases.time("policy", () => setEgress(this.#ctx, run, record));
-    await phases.time("init", () =>
-      initRun(
-        this.#ctx,
-        run,
-        {
-          sandboxId: sandbox.id,
-          templateId: template.id,
-          envVars: record.envVars,
-          accessToken: record.secure ? this.#tokens.access(sandbox.id) : "",
-          defaults: snapshot.defaults,
-          cause: "create",
-        },
-        limitMs,
-        signal,
-      ),
-    );
+  async #handOver(
+    run: VmRun,
+    sandbox: Sandbox,
+    { cause, fork }: Birth,
+    limitMs: number,
+    phases: Phases,
+    signal: AbortSignal,
+  ): Promise<void> {
+    await handOver(this.#ctx, run, sandbox, { cause, ...(fork ? { fork } : {}) }, limitMs, phases, signal);
   }
 
   #newRecord(options: CreateOptions, source: Source): SandboxRecord {
@@ -152,8 +183,9 @@ export class Creator {
       metadata: options.metadata ?? {},
       envVars: options.envVars ?? {},
       secure: options.secure ?? true,
-      onTimeout: "kill",
-      autoResume: false,
+      onTimeout: options.autoPause === true ? "pause" : "kill",
+      pauseMemory: options.autoPauseMemory ?? true,
+      autoResume: options.autoResume ?? false,
       ...egressRules({ allowInternetAccess: options.allowInternetAccess ?? null, ...options.network }),
       allowPublicTraffic: options.allowPublicTraffic ?? true,
     };

@@ -14,8 +14,8 @@ const POOL = {
 };
 
 const DAMAGE: readonly [what: string, file: (s: SnapshotRecord) => string, hurt: (path: string) => Promise<void>][] = [
-  ["missing memory", (s) => s.memoryPath, (path) => rm(path)],
-  ["short memory", (s) => s.memoryPath, (path) => truncate(path, 4096)],
+  ["missing memory", (s) => s.memory[0]?.path ?? "", (path) => rm(path)],
+  ["short memory", (s) => s.memory[0]?.path ?? "", (path) => truncate(path, 4096)],
   ["missing device state", (s) => s.devicePath, (path) => rm(path)],
   ["empty device state", (s) => s.devicePath, (path) => truncate(path, 0)],
   ["missing layer", (s) => s.layers[0]?.path ?? "", (path) => rm(path)],
@@ -46,11 +46,12 @@ test("a create of a damaged template and its spares name the file, until a spare
   assert.ok(snapshot);
   assert.equal(pool()?.lastError, undefined);
   const create = () => life.engine.create({ template: "base", timeoutMs: 60_000 }, signal);
-  await rm(snapshot.memoryPath);
+  const memoryPath = snapshot.memory[0]?.path ?? "";
+  await rm(memoryPath);
   // The spare does not need the file.
   await create();
   await until(() => pool()?.lastError !== undefined, "the refill fails");
   assert.equal(pool()?.lastError?.code, "CORRUPT");
-  assert.ok(pool()?.lastError?.message.includes(snapshot.memoryPath));
-  await assert.rejects(create(), (e: Error) => e.message.includes(snapshot.memoryPath));
+  assert.ok(pool()?.lastError?.message.includes(memoryPath));
+  await assert.rejects(create(), (e: Error) => e.message.includes(memoryPath));
 });

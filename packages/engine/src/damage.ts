@@ -1,6 +1,7 @@
 import { stat } from "node:fs/promises";
 import { AenvError, errnoOf, messageOf } from "@aenv/base";
 import type { SnapshotRecord } from "@aenv/state";
+import { hasMemory } from "./memory-stack.ts";
 
 /**
  * What is wrong with the files of a snapshot as far as their presence and size tell: CORRUPT, naming the file, or
@@ -8,8 +9,12 @@ import type { SnapshotRecord } from "@aenv/state";
  */
 export async function damageOf(snapshot: SnapshotRecord): Promise<AenvError | undefined> {
   const files: readonly (readonly [what: string, path: string, size: number | undefined])[] = [
-    ["the memory", snapshot.memoryPath, snapshot.machine.memoryBytes],
-    ["the device state", snapshot.devicePath, undefined],
+    ...snapshot.memory.map((m) =>
+      m.kind === "flat"
+        ? (["the memory", m.path, snapshot.machine.memoryBytes] as const)
+        : (["a memory delta", m.path, undefined] as const),
+    ),
+    ...(hasMemory(snapshot) ? [["the device state", snapshot.devicePath, undefined] as const] : []),
     ...snapshot.layers.map((l) => ["a disk layer", l.path, l.bytes] as const),
   ];
   for (const [what, path, wanted] of files) {

@@ -145,7 +145,7 @@ test("bad requests are refused before anything is made", async () => {
   await assert.rejects(engine.create(box({ timeoutMs: 0 }), signal), isCode("INVALID_ARGUMENT"));
   await assert.rejects(engine.create(box({ timeoutMs: Number.NaN }), signal), isCode("INVALID_ARGUMENT"));
   await assert.rejects(engine.create(box({ timeoutMs: 1e12 }), signal), isCode("INVALID_ARGUMENT"));
-  await assert.rejects(engine.create(box({ autoPause: true }), signal), isCode("UNIMPLEMENTED"));
+  await assert.rejects(engine.create(box({ autoResume: true }), signal), isCode("INVALID_ARGUMENT"));
   assert.throws(() => engine.list({ limit: 0 }), isCode("INVALID_ARGUMENT"));
   assert.throws(() => engine.list({ cursor: "zzz" }), isCode("INVALID_ARGUMENT"));
 });
@@ -340,7 +340,10 @@ test("templates are found by every name; a deleted one keeps what runs and loses
   assert.equal((await world.inventory())["snapshots"]?.length, 1);
   await engine.kill(sandboxId);
   const left = async (kind: string): Promise<number> => (await world.inventory())[kind]?.length ?? 0;
-  await until(async () => (await left("snapshots")) + (await left("layers")) === 0, "its files are collected");
+  await until(
+    async () => (await left("snapshots")) + (await left("layers")) + (await left("memory")) === 0,
+    "its files are collected",
+  );
 });
 
 test("a second build replaces the first; what runs from the first goes on", async () => {

@@ -10,25 +10,30 @@ import {
   Semaphore,
   TaskGroup,
 } from "@aenv/base";
+import { type MemoryPort, MemoryWorkers } from "@aenv/memory";
 import { isAlive, type ProcIdentity, procIdentity } from "@aenv/host";
-import { DEFAULT_TEAM, type SandboxRecord, type State } from "@aenv/state";
+import { DEFAULT_TEAM, type State } from "@aenv/state";
 import type { VmmDriver } from "@aenv/vmm";
 import { buildTemplate } from "./build.ts";
 import { type EngineConfigInput, engineConfig } from "./config.ts";
 import type { Context } from "./context.ts";
-import { Creator } from "./create.ts";
+import { checkCreate, checkLifetime, checkTimeout, notFound, notYet } from "./checks.ts";
+import { Creator, type Registry } from "./create.ts";
 import { egressRules, setEgress } from "./egress.ts";
 import { Deadlines } from "./expiry.ts";
+import { fork } from "./fork.ts";
 import { Foreground } from "./foreground.ts";
 import { IdempotentCreates } from "./idempotency.ts";
 import { listPage } from "./list.ts";
 import { Paths } from "./paths.ts";
+import { Pauser } from "./pause.ts";
 import { Pools } from "./pools.ts";
 import type { BlockdPort, CgroupsPort, GuestFactory, NetworkPort } from "./ports.ts";
 import { recover } from "./recovery.ts";
 import type { VmRun } from "./run.ts";
 import { Sampler } from "./sampler.ts";
 import { Sandbox } from "./sandbox.ts";
+import { Snapshots } from "./snapshots.ts";
 import { TemplateStore } from "./templates.ts";
 import { Tokens } from "./tokens.ts";
 import type {
@@ -68,6 +73,8 @@ export interface EngineDeps {
   network: NetworkPort;
   cgroups: CgroupsPort;
   guestFactory: GuestFactory;
+  /** Default: in worker threads. */
+  memory?: MemoryPort;
   clock: Clock;
   logger: Logger;
   config: EngineConfigInput;
@@ -88,6 +95,8 @@ export interface Templates {
 
 /** Sandboxes that end at the same moment end so many at a time. */
 const EXPIRE_CONCURRENCY = 8;
+/** A pause at the end of a sandbox that failed is tried again after so long. */
+const EXPIRE_RETRY_MS = 30_000;
 const MAX_SAMPLES = 20_000;
 const MAX_LOG_LINES = 1000;
 
@@ -103,31 +112,34 @@ export class Engine implements AsyncDisposable {
   readonly #expiring = new Semaphore(EXPIRE_CONCURRENCY);
   readonly #live = new Map<SandboxId, Sandbox>();
   readonly #listeners = new Set<(run: RunId, id: SandboxId) => void>();
-  readonly #tokens: Tokens;
+  readonly #registry: Registry;
   readonly #creator: Creator;
+  readonly #pauser: Pauser;
+  readonly #snapshots: Snapshots;
   #closing: Promise<void> | undefined;
 
   private constructor(ctx: Context) {
     this.#ctx = ctx;
-    this.#tokens = new Tokens(ctx.state);
     this.#pools = new Pools(ctx);
     this.#store = new TemplateStore(ctx, (id) => this.#pools.drop(id));
     this.#sampler = new Sampler(ctx);
     this.#creates = new IdempotentCreates(ctx);
     this.#deadlines = new Deadlines(ctx.clock, (id) =>
-      ctx.tasks.spawn("expire", (signal) => this.#expiring.run(() => this.#expire(id), signal)),
+      ctx.tasks.spawn("expire", (signal) => this.#expiring.run(() => this.#expire(id, signal), signal)),
     );
     const store = this.#store;
-    this.#creator = new Creator(
-      ctx,
-      { store, pools: this.#pools, tokens: this.#tokens },
-      {
-        live: this.#live,
-        follow: (sandbox) => this.#follow(sandbox),
+    this.#registry = {
+      live: this.#live,
+      events: {
         runEnded: (run, sandbox) => this.#runEnded(run, sandbox),
-        view: (sandbox, state) => this.#view(sandbox, state),
+        gone: (sandbox) => this.#gone(sandbox),
       },
-    );
+      follow: (sandbox) => this.#follow(sandbox),
+      view: (sandbox, state) => this.#view(sandbox, state),
+    };
+    this.#creator = new Creator(ctx, { store, pools: this.#pools }, this.#registry);
+    this.#pauser = new Pauser(ctx, this.#pools, this.#registry);
+    this.#snapshots = new Snapshots(ctx, store, (id) => this.#pools.drop(id));
     const resolve = (nameOrId: string): TemplateView | undefined => {
       const found = store.find(nameOrId);
       return found && store.view(found);
@@ -154,18 +166,20 @@ export class Engine implements AsyncDisposable {
       paths,
       tasks: new TaskGroup((name, e) => logger.error({ task: name, error: messageOf(e) }, "background work failed")),
       foreground: new Foreground(),
+      tokens: new Tokens(deps.state),
+      memory: deps.memory ?? new MemoryWorkers(),
       runs: new Map(),
       released: () => {},
       step: onStep ?? (() => {}),
     };
     // VMMs pass through these to files that their uid may read; nobody else can list them.
-    for (const dir of [paths.runDirs, paths.dataDirs, paths.snapshots, paths.layers])
+    for (const dir of [paths.runDirs, paths.dataDirs, paths.snapshots, paths.layers, paths.memory])
       await mkdir(dir, { recursive: true, mode: 0o711 });
     const { survivors } = await recover(ctx, new AbortController().signal);
     const engine = new Engine(ctx);
     ctx.released = (run) => engine.#released(run);
     for (const s of survivors) {
-      const sandbox = Sandbox.adopted(ctx, s, s.run, (run, ended) => engine.#runEnded(run, ended));
+      const sandbox = Sandbox.adopted(ctx, s, s.run, engine.#registry.events);
       engine.#live.set(sandbox.id, sandbox);
       engine.#follow(sandbox);
     }
@@ -256,43 +270,50 @@ export class Engine implements AsyncDisposable {
     }
   }
 
-  /** As extend for a running sandbox; resumes a paused one. */
+  /** As extend for a running sandbox; resumes a paused one. Waits for a pause or resume that runs. */
   async connect(
     id: SandboxId,
     timeoutMs: number,
-    _signal: AbortSignal,
-    _options: ResumeOptions = {},
+    signal: AbortSignal,
+    options: ResumeOptions = {},
   ): Promise<{ view: SandboxView; resumed: boolean }> {
-    await this.extend(id, timeoutMs);
-    return { view: this.get(id), resumed: false };
+    checkLifetime(timeoutMs, this.#ctx.config.maxTimeoutMs);
+    const sandbox = this.#visible(id);
+    const resumed = await this.#resume(sandbox, timeoutMs, options, signal);
+    return { view: this.#view(sandbox), resumed };
   }
 
   /** False: it was paused already. Joins a pause that runs. */
-  pause(_id: SandboxId, _options: PauseOptions, _signal: AbortSignal): Promise<boolean> {
-    return Promise.reject(notYet());
+  async pause(id: SandboxId, options: PauseOptions, signal: AbortSignal): Promise<boolean> {
+    this.#assertOpen();
+    return await this.#pauser.pause(this.#visible(id), options, signal);
   }
 
   /** The state of a running or paused sandbox, kept under a name or without; the sandbox goes on. */
-  snapshot(_id: SandboxId, _options: SnapshotOptions, _signal: AbortSignal): Promise<SnapshotView> {
-    return Promise.reject(notYet());
+  async snapshot(id: SandboxId, options: SnapshotOptions, signal: AbortSignal): Promise<SnapshotView> {
+    this.#assertOpen();
+    return await this.#snapshots.create(this.#visible(id), options, signal);
   }
 
   /** Newest first. */
-  listSnapshots(_filter: SnapshotFilter = {}): { items: SnapshotView[]; next?: string } {
-    return { items: [] };
+  listSnapshots(filter: SnapshotFilter = {}): { items: SnapshotView[]; next?: string } {
+    return this.#snapshots.list(filter);
   }
 
   /** By snapshot id or name. False when there is none. */
-  deleteSnapshot(_idOrName: string): Promise<boolean> {
-    return Promise.resolve(false);
+  async deleteSnapshot(idOrName: string): Promise<boolean> {
+    return await this.#snapshots.delete(idOrName);
   }
 
   /**
    * One capture, then children of it; results in the order of the children. The source goes on first. Where it throws,
    * or is aborted before it has answered, no child is left.
    */
-  fork(_id: SandboxId, _options: ForkOptions, _signal: AbortSignal): Promise<ForkResult[]> {
-    return Promise.reject(notYet());
+  async fork(id: SandboxId, options: ForkOptions, signal: AbortSignal): Promise<ForkResult[]> {
+    this.#assertOpen();
+    checkLifetime(options.timeoutMs, this.#ctx.config.maxTimeoutMs);
+    const rooms = { store: this.#store, creator: this.#creator, registry: this.#registry };
+    return await fork(this.#ctx, rooms, this.#visible(id), options, signal);
   }
 
   /** The state of a running or paused sandbox, to rewind to; the sandbox goes on. */
@@ -316,8 +337,12 @@ export class Engine implements AsyncDisposable {
   }
 
   /** For the edge: resumes a paused sandbox with autoResume; undefined when there is none, or it is not one of these. */
-  resumeForTraffic(id: SandboxId, _signal: AbortSignal): Promise<Route | undefined> {
-    return Promise.resolve(this.route(id));
+  async resumeForTraffic(id: SandboxId, signal: AbortSignal): Promise<Route | undefined> {
+    const sandbox = this.#live.get(id);
+    if (!sandbox || sandbox.run || !sandbox.record.autoResume || !isVisible(sandbox)) return this.route(id);
+    this.#assertOpen();
+    await this.#resume(sandbox, this.#ctx.config.trafficTimeoutMs, {}, signal);
+    return this.route(id);
   }
 
   /** Oldest first; a sandbox that ended has none (NOT_FOUND). Times in milliseconds, inclusive. */
@@ -350,8 +375,8 @@ export class Engine implements AsyncDisposable {
     return {
       run: run.id,
       host: run.slot.hostIp,
-      ...(sandbox.record.secure ? { accessToken: this.#tokens.access(id) } : {}),
-      ...(sandbox.record.allowPublicTraffic ? {} : { trafficToken: this.#tokens.traffic(id) }),
+      ...(sandbox.record.secure ? { accessToken: this.#ctx.tokens.access(id) } : {}),
+      ...(sandbox.record.allowPublicTraffic ? {} : { trafficToken: this.#ctx.tokens.traffic(id) }),
     };
   }
 
@@ -381,8 +406,7 @@ export class Engine implements AsyncDisposable {
     const id = newLayerId();
     const { paths, state, blockd, clock } = this.#ctx;
     const path = paths.layerFile(id);
-    // Until a build has used it (which lets it go) or the server ends.
-    this.#store.hold(id);
+    this.#store.imported(id);
     await mkdir(paths.layerDir(id), { recursive: true, mode: 0o700 });
     state.layers.add({ id, path, bytes: 0, createdAt: clock.now() });
     const { bytes } = await blockd.importRaw(rawPath, { id, path });
@@ -420,7 +444,7 @@ export class Engine implements AsyncDisposable {
     this.#sampler.watch(sandbox, () =>
       this.#ctx.guestFactory({
         host: run.slot.hostIp,
-        ...(sandbox.record.secure ? { accessToken: this.#tokens.access(sandbox.id) } : {}),
+        ...(sandbox.record.secure ? { accessToken: this.#ctx.tokens.access(sandbox.id) } : {}),
       }),
     );
   }
@@ -428,8 +452,6 @@ export class Engine implements AsyncDisposable {
   #runEnded(run: VmRun, sandbox: Sandbox): void {
     this.#deadlines.delete(sandbox.id);
     this.#sampler.unwatch(sandbox.id);
-    if (sandbox.state === "gone") this.#live.delete(sandbox.id);
-    else if (sandbox.phase.t === "killing") void sandbox.phase.done.then(() => this.#live.delete(sandbox.id));
     for (const fn of this.#listeners) {
       try {
         fn(run.id, sandbox.id);
@@ -439,17 +461,45 @@ export class Engine implements AsyncDisposable {
     }
   }
 
-  /** The last one that ran from a deleted template takes its files along. */
+  #gone(sandbox: Sandbox): void {
+    this.#live.delete(sandbox.id);
+    this.#deadlines.delete(sandbox.id);
+    if (!this.#ctx.state.templates.bySnapshot(sandbox.snapshot.id)) this.#collect();
+  }
+
+  /** The last one that ran from a state that nobody keeps takes its files along. */
   #released(run: VmRun): void {
-    if (run.snapshot === undefined || this.#ctx.state.templates.bySnapshot(run.snapshot)) return;
+    if (run.snapshot !== undefined && !this.#ctx.state.templates.bySnapshot(run.snapshot)) this.#collect();
+  }
+
+  #collect(): void {
     this.#ctx.tasks.spawn("collect", async () => void (await this.#store.collect()));
   }
 
-  async #expire(id: SandboxId): Promise<void> {
+  async #expire(id: SandboxId, signal: AbortSignal): Promise<void> {
     const sandbox = this.#live.get(id);
     // It may have been extended while it waited for its turn.
     if (sandbox?.state !== "running" || sandbox.record.endAt > this.#ctx.clock.now()) return;
-    await sandbox.kill("expired");
+    if (sandbox.record.onTimeout === "kill") {
+      await sandbox.kill("expired");
+      return;
+    }
+    try {
+      await this.#pauser.pause(sandbox, { memory: sandbox.record.pauseMemory }, signal);
+    } catch (e) {
+      if (sandbox.state !== "running" || signal.aborted) return;
+      this.#ctx.logger.error({ sandbox: id, error: messageOf(e) }, "a sandbox was not paused at its end; trying again");
+      this.#deadlines.set(id, this.#ctx.clock.now() + EXPIRE_RETRY_MS);
+    }
+  }
+
+  /** Runs when it resolves, for timeoutMs at least. False: it ran already. */
+  async #resume(sandbox: Sandbox, timeoutMs: number, options: ResumeOptions, signal: AbortSignal): Promise<boolean> {
+    const { clock } = this.#ctx;
+    const resumed = await this.#pauser.resume(sandbox, () => clock.now() + timeoutMs, options, signal);
+    const endAt = clock.now() + timeoutMs;
+    if (sandbox.state === "running" && endAt > sandbox.record.endAt) this.#setEnd(sandbox, endAt);
+    return resumed;
   }
 
   #setEnd(sandbox: Sandbox, endAt: number): void {
@@ -478,7 +528,7 @@ export class Engine implements AsyncDisposable {
 
   #view(sandbox: Sandbox, state?: "running"): SandboxView {
     const { id } = sandbox;
-    return viewOf(sandbox, state, { access: this.#tokens.access(id), traffic: this.#tokens.traffic(id) });
+    return viewOf(sandbox, state, { access: this.#ctx.tokens.access(id), traffic: this.#ctx.tokens.traffic(id) });
   }
 
   #assertOpen(): void {
@@ -488,11 +538,12 @@ export class Engine implements AsyncDisposable {
   async #close(): Promise<void> {
     this.#deadlines.close();
     this.#sampler.close();
-    const creating = [...this.#live.values()].flatMap(({ phase }) => (phase.t === "creating" ? [phase] : []));
-    for (const { abort } of creating) abort.abort(new AenvError("UNAVAILABLE", "the server is stopping"));
-    await Promise.all(creating.map(({ done }) => done));
+    const moving = [...this.#live.values()].flatMap(({ phase }) => ("abort" in phase ? [phase] : []));
+    for (const { abort } of moving) abort.abort(new AenvError("UNAVAILABLE", "the server is stopping"));
+    await Promise.all(moving.map(({ done }) => done));
     await this.#pools.close();
     await this.#ctx.tasks.close();
+    await this.#ctx.memory.close();
     for (const { run } of this.#live.values()) run?.detach();
     this.#ctx.state.putSetting(OWNER, "");
   }
@@ -501,31 +552,6 @@ export class Engine implements AsyncDisposable {
 /** Being created or killed is nobody's business but ours. */
 function isVisible(sandbox: Sandbox): boolean {
   return sandbox.state !== "creating" && sandbox.state !== "killing" && sandbox.state !== "gone";
-}
-
-function notFound(id: SandboxId, record?: SandboxRecord): AenvError {
-  const cause = record?.state === "gone" ? record.cause : undefined;
-  return new AenvError("NOT_FOUND", `sandbox ${id} not found${cause === undefined ? "" : `: it ended (${cause})`}`, {
-    data: { sandboxId: id, ...(cause === undefined ? {} : { cause, endedAt: record?.endedAt }) },
-  });
-}
-
-function checkTimeout(ms: number, max: number): void {
-  if (!Number.isFinite(ms) || ms > max)
-    throw new AenvError("INVALID_ARGUMENT", `a timeout is at most ${Math.floor(max / 1000)} s`);
-}
-
-function checkCreate(options: CreateOptions, maxTimeoutMs: number): void {
-  checkTimeout(options.timeoutMs, maxTimeoutMs);
-  if (options.timeoutMs <= 0) throw new AenvError("INVALID_ARGUMENT", "the timeout must be more than 0");
-  if (options.autoPause || options.autoResume)
-    throw new AenvError("UNIMPLEMENTED", "this node does not pause sandboxes yet", {
-      hint: "Create it without autoPause; it is killed when its time is over.",
-    });
-}
-
-function notYet(): AenvError {
-  return new AenvError("UNIMPLEMENTED", "this node does not pause sandboxes yet");
 }
 
 const OWNER = "owner";

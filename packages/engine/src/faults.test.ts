@@ -18,22 +18,8 @@ const MAKE = [
   "cgroup:after",
 ];
 const INIT = ["init:before", "init:after"];
-const CREATE_STEPS = [
-  ...MAKE,
-  "prepare:before",
-  "prepare:after",
-  "load:before",
-  "resume:before",
-  "resume:after",
-  "assign:after",
-  ...INIT,
-  "commit:before",
-];
-const BUILD_STEPS = [
-  ...MAKE,
-  "boot:before",
-  "boot:after",
-  ...INIT,
+const CAPTURE = [
+  "capture:before",
   "stop:before",
   "device:before",
   "memory:before",
@@ -42,6 +28,19 @@ const BUILD_STEPS = [
   "memory-file:before",
   "manifest:after",
 ];
+const CREATE_STEPS = [
+  ...MAKE,
+  "prepare:before",
+  "prepare:after",
+  "inject:after",
+  "load:before",
+  "resume:before",
+  "resume:after",
+  "assign:after",
+  ...INIT,
+  "commit:before",
+];
+const BUILD_STEPS = [...MAKE, "boot:before", "boot:after", ...INIT, ...CAPTURE];
 
 class Fault {
   at: string | undefined;

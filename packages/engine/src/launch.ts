@@ -4,11 +4,14 @@ import { AenvError, deadline, messageOf, sleep } from "@aenv/base";
 import type { SnapshotRecord } from "@aenv/state";
 import type { Context } from "./context.ts";
 import type { Phases } from "./phases.ts";
+import { flatOf, stackOf } from "./memory-stack.ts";
 import type { GuestInit } from "./ports.ts";
 import { VmRun } from "./run.ts";
 
 /** From nothing to a waiting VMM: process start (0.05 s alone) under a machine full of other starts. */
 export const PREPARE_DEADLINE_MS = 30_000;
+/** Kernel, init and agent under emulation on a busy machine; 2 s alone. */
+export const BOOT_DEADLINE_MS = 60_000;
 /** Device state and `cont`: 10 ms alone. */
 export const START_DEADLINE_MS = 15_000;
 /** Between two attempts to reach an agent that does not accept connections yet. */
@@ -40,11 +43,64 @@ export async function prepareRun(
   await using undo = new AsyncDisposableStack();
   undo.defer(() => run.release());
   await ctx.step("prepare:before");
-  const memory = { file: snapshot.memoryPath, mode: "map" as const };
+  const memory = { file: flatOf(snapshot).path, mode: "map" as const };
   run.setVm(await phases.time("vmm", () => ctx.driver.prepare(run.spec(memory), signal)));
   await ctx.step("prepare:after");
+  // Before the load, which reads the queues of virtio devices from guest memory.
+  if (snapshot.memory.length > 1)
+    await phases.time("inject", async () => ctx.memory.inject(await run.vm.mappings(signal), stackOf(snapshot)));
+  await ctx.step("inject:after");
   undo.move();
   return run;
+}
+
+/** A snapshot without memory: its disk is booted. Resolves when the guest's agent answers. Leaves nothing when it fails. */
+export async function bootRun(
+  ctx: Context,
+  snapshot: SnapshotRecord,
+  phases: Phases,
+  parent: AbortSignal,
+): Promise<VmRun> {
+  const signal = deadline(BOOT_DEADLINE_MS, parent);
+  const { machine, layers, diskBytes } = snapshot;
+  const run = await VmRun.make(
+    ctx,
+    { purpose: "spare", owner: snapshot.id, snapshot: snapshot.id, machine, layers, diskBytes, coldBoot: true },
+    phases,
+    signal,
+  );
+  await using undo = new AsyncDisposableStack();
+  undo.defer(() => run.release());
+  await ctx.step("boot:before");
+  const memory = { file: ctx.paths.bootMemory(run.id), mode: "create" as const };
+  run.setVm(await phases.time("vmm", () => ctx.driver.boot(run.spec(memory), signal)));
+  await ctx.step("boot:after");
+  await phases.time("boot", () => untilReady(run, signal));
+  undo.move();
+  return run;
+}
+
+/** What the guest printed last is what explains a boot that came to nothing. */
+export async function untilReady(run: VmRun, signal: AbortSignal): Promise<void> {
+  const died = diedSignal(run);
+  try {
+    await run.guest.waitReady(AbortSignal.any([signal, died]));
+  } catch (e) {
+    throw new AenvError("GUEST_FAILED", `the guest did not come up: ${messageOf(e)}`, {
+      cause: e,
+      data: { console: await run.consoleTail() },
+      hint: "What its console said last is in the server log.",
+    });
+  }
+}
+
+/** Aborts when the VM of the run ends. */
+export function diedSignal(run: VmRun): AbortSignal {
+  const died = new AbortController();
+  void run.vm.exited.then((exit) =>
+    died.abort(new AenvError("GUEST_FAILED", `the virtual machine ended: ${exit.cause}: ${exit.detail}`)),
+  );
+  return died.signal;
 }
 
 /** The waiting VMM becomes the running guest. The caller releases the run when it fails. */
@@ -63,13 +119,21 @@ export async function startRun(
   await ctx.step("resume:after");
 }
 
-/** Runs the agent once through its paces, so that emulator and guest are warm when somebody gets this VM. */
-export async function primeRun(ctx: Context, run: VmRun, parent: AbortSignal): Promise<void> {
+/**
+ * Runs the agent once through its paces, so that emulator and guest are warm when somebody gets this VM.
+ * `currentToken`: what the guest was captured with.
+ */
+export async function primeRun(
+  ctx: Context,
+  run: VmRun,
+  currentToken: string | undefined,
+  parent: AbortSignal,
+): Promise<void> {
   const signal = deadline(START_DEADLINE_MS, parent);
   await ctx.step("prime:before");
   await run.guest.waitReady(signal);
   for (let turn = 0; turn < PRIME_TURNS; turn++) {
-    await run.guest.init(nobody(ctx, run), signal);
+    await run.guest.init(nobody(ctx, run), signal, currentToken);
     await run.guest.exec(PRIME, signal);
   }
   await run.guest.health(signal);
@@ -102,8 +166,12 @@ export interface Identity {
   templateId: string;
   envVars: Record<string, string>;
   accessToken: string;
+  /** What the guest was captured with, where it may be another one. */
+  currentToken?: string | undefined;
   defaults: SnapshotRecord["defaults"];
   cause: GuestInit["cause"];
+  /** Of a child of a fork: which one of its siblings it is, and a seed that no other has. */
+  fork?: { index: number; seed: string };
 }
 
 /**
@@ -131,7 +199,7 @@ export async function initRun(
   const either = AbortSignal.any([signal, died.signal]);
   for (;;) {
     try {
-      await run.guest.init(initBody(ctx, run, identity), either);
+      await run.guest.init(initBody(ctx, run, identity), either, identity.currentToken);
       break;
     } catch (e) {
       parent.throwIfAborted();
@@ -166,5 +234,6 @@ function initBody(ctx: Context, run: VmRun, identity: Identity): GuestInit {
     entropy: randomBytes(64).toString("base64"),
     lifecycleID: run.id,
     cause: identity.cause,
+    ...(identity.fork === undefined ? {} : { forkIndex: identity.fork.index, seed: identity.fork.seed }),
   };
 }

@@ -1,5 +1,5 @@
 import { join } from "node:path";
-import type { LayerId, RunId, SnapshotId } from "@aenv/base";
+import type { LayerId, MemoryId, RunId, SnapshotId } from "@aenv/base";
 
 /** Every path and host-global name of a node's runs and artifacts. */
 export class Paths {
@@ -22,6 +22,9 @@ export class Paths {
   get snapshots(): string {
     return join(this.home, "snapshots");
   }
+  get memory(): string {
+    return join(this.home, "memory");
+  }
   get layers(): string {
     return join(this.home, "layers");
   }
@@ -33,12 +36,15 @@ export class Paths {
   diskSocket(run: RunId): string {
     return join(this.runDir(run), "disk.sock");
   }
-  /** What of one run may grow: its upper and its console log. */
+  /** What of one run may grow: its upper, its console log, and the memory of one that was booted cold. */
   dataDir(run: RunId): string {
     return join(this.dataDirs, run);
   }
   upperDir(run: RunId): string {
     return join(this.dataDir(run), "upper");
+  }
+  bootMemory(run: RunId): string {
+    return join(this.dataDir(run), "memory");
   }
   consoleLog(run: RunId): string {
     return join(this.dataDir(run), "console", "log");
@@ -52,6 +58,12 @@ export class Paths {
 
   snapshotDir(id: SnapshotId): string {
     return join(this.snapshots, id);
+  }
+  manifest(id: SnapshotId): string {
+    return join(this.snapshotDir(id), "manifest.json");
+  }
+  memoryDir(id: MemoryId): string {
+    return join(this.memory, id);
   }
   layerDir(id: LayerId): string {
     return join(this.layers, id);

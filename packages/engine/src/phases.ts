@@ -21,6 +21,15 @@ export class Phases {
     }
   }
 
+  timeNow<T>(name: string, fn: () => T): T {
+    const from = this.#clock.mono();
+    try {
+      return fn();
+    } finally {
+      this.#ms[name] = (this.#ms[name] ?? 0) + this.#clock.mono() - from;
+    }
+  }
+
   get totalMs(): number {
     return this.#clock.mono() - this.#started;
   }

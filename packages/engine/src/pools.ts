@@ -3,7 +3,8 @@ import type { SnapshotRecord } from "@aenv/state";
 import type { Watermarks } from "./config.ts";
 import type { Context } from "./context.ts";
 import { damageOf } from "./damage.ts";
-import { prepareRun, primeRun, startRun } from "./launch.ts";
+import { bootRun, prepareRun, primeRun, startRun } from "./launch.ts";
+import { hasMemory } from "./memory-stack.ts";
 import { Phases } from "./phases.ts";
 import { SnapshotPool, type SpareKind } from "./pool.ts";
 import { type VmRun, WARMING_CPU_WEIGHT } from "./run.ts";
@@ -55,6 +56,7 @@ export class Pools {
 
   /** An idle spare that runs, or undefined. */
   takeHot(snapshot: SnapshotRecord, name: string | undefined): VmRun | undefined {
+    if (!hasMemory(snapshot)) return undefined;
     const pool = this.#pool(snapshot, name);
     pool.lastUsed = this.#ctx.clock.mono();
     const run = pool.pop("hot");
@@ -69,6 +71,7 @@ export class Pools {
     phases: Phases,
     signal: AbortSignal,
   ): Promise<{ run: VmRun; source: LaunchSource }> {
+    if (!hasMemory(snapshot)) return { run: await this.launchAlone(snapshot, phases, signal), source: "cold" };
     using _turn = await phases.time("queue", () => this.#launches.acquire(signal));
     const pool = this.#pool(snapshot, name);
     const prepared = await this.#takePrepared(pool, signal);
@@ -91,6 +94,19 @@ export class Pools {
       // Damaged files stay damaged: the doctor shall know, too.
       if (why.code === "CORRUPT") pool.lastError = why;
       throw why;
+    }
+  }
+
+  /** The same without spares, for a state that is launched once or all at once. A snapshot without memory is booted. */
+  async launchAlone(snapshot: SnapshotRecord, phases: Phases, signal: AbortSignal): Promise<VmRun> {
+    using _turn = await phases.time("queue", () => this.#launches.acquire(signal));
+    if (!hasMemory(snapshot)) return await this.#evicting(() => bootRun(this.#ctx, snapshot, phases, signal));
+    try {
+      const run = await this.#prepare(snapshot, phases, signal);
+      return await this.#start(run, snapshot, phases, signal);
+    } catch (e) {
+      if (signal.aborted) throw e;
+      throw (await damageOf(snapshot)) ?? e;
     }
   }
 
@@ -176,7 +192,7 @@ export class Pools {
       const run = await this.#prepare(pool.snapshot, phases, signal, WARMING_CPU_WEIGHT);
       if (kind === "hot") {
         await this.#start(run, pool.snapshot, phases, signal);
-        await this.#orRelease(run, () => primeRun(this.#ctx, run, signal));
+        await this.#orRelease(run, () => primeRun(this.#ctx, run, this.#ctx.tokens.captured(pool.snapshot), signal));
       }
       pool.succeeded();
       if (pool.closed || this.#closed || signal.aborted) return await run.release();
@@ -193,14 +209,18 @@ export class Pools {
   }
 
   async #prepare(snapshot: SnapshotRecord, phases: Phases, signal: AbortSignal, cpuWeight?: number): Promise<VmRun> {
+    return await this.#evicting(() => prepareRun(this.#ctx, snapshot, phases, signal, cpuWeight));
+  }
+
+  /** Spares hold slots too: a caller goes before them. */
+  async #evicting(make: () => Promise<VmRun>): Promise<VmRun> {
     try {
-      return await prepareRun(this.#ctx, snapshot, phases, signal, cpuWeight);
+      return await make();
     } catch (e) {
-      // Spares hold slots too: a caller goes before them.
       const spare = e instanceof AenvError && e.code === "SLOT_EXHAUSTED" ? this.#evict() : undefined;
       if (!spare) throw e;
       await spare.release();
-      return await prepareRun(this.#ctx, snapshot, phases, signal, cpuWeight);
+      return await make();
     }
   }
 

@@ -31,7 +31,8 @@ export interface BlockdPort {
   /** The VM is stopped. The upper becomes the layer at `path`, durable, and a new empty upper is opened on top. */
   sealDisk(disk: string, target: LayerPortRef, signal?: AbortSignal): Promise<{ bytes: number }>;
   closeDisk(disk: string, options: { deleteUpper: boolean }): Promise<void>;
-  listDisks(): Promise<{ disk: string }[]>;
+  /** `layers`: what a disk stands on now, bottom first. */
+  listDisks(): Promise<{ disk: string; layers: LayerPortRef[] }[]>;
   importRaw(rawPath: string, target: LayerPortRef): Promise<{ bytes: number }>;
 }
 

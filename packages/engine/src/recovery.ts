@@ -4,24 +4,25 @@
  * VMM processes, disks, slots, control groups, folders, artifacts, records.
  */
 import { readdir, rm, stat } from "node:fs/promises";
-import { join } from "node:path";
+import { dirname, join } from "node:path";
 import {
   AenvError,
   deadline,
   errnoOf,
   messageOf,
   parseLayerId,
+  parseMemoryId,
   parseSnapshotId,
   type RunId,
   Semaphore,
   sleep,
 } from "@aenv/base";
 import { isAlive, type ProcIdentity, processes, signalExact } from "@aenv/host";
-import type { RunRecord, SandboxRecord, SnapshotRecord, TemplateRecord } from "@aenv/state";
+import type { LayerRecord, RunRecord, SandboxRecord, SnapshotRecord, TemplateRecord } from "@aenv/state";
 import type { Vm, VmExit, VmHandle } from "@aenv/vmm";
 import type { Context } from "./context.ts";
 import { setEgress } from "./egress.ts";
-import { settleAll, VmRun } from "./run.ts";
+import { recordLayers, settleAll, VmRun } from "./run.ts";
 
 const ADOPT_DEADLINE_MS = 10_000;
 const ADOPT_CONCURRENCY = 16;
@@ -33,7 +34,8 @@ export interface Survivor {
   record: SandboxRecord;
   template: TemplateRecord;
   snapshot: SnapshotRecord;
-  run: VmRun;
+  /** undefined: it is paused. */
+  run: VmRun | undefined;
 }
 
 export interface Recovery {
@@ -48,8 +50,18 @@ export async function recover(ctx: Context, signal: AbortSignal): Promise<Recove
   const { state, paths } = ctx;
   const runs = new Map(state.runs.list().map((r) => [r.id, r]));
   const candidates = new Map<RunId, Candidate>();
+  const paused: Survivor[] = [];
   let lost = 0;
   for (const record of state.sandboxes.live()) {
+    if (record.state === "paused" || record.state === "resuming") {
+      const found = pausedOne(ctx, record);
+      if (found) paused.push(found);
+      else {
+        end(ctx, record, "lost: the state that it was paused in has no record");
+        lost++;
+      }
+      continue;
+    }
     const found = candidate(ctx, record, runs);
     if (typeof found !== "string") candidates.set(found.run.id, found);
     else {
@@ -76,8 +88,14 @@ export async function recover(ctx: Context, signal: AbortSignal): Promise<Recove
     kept,
     signal,
   );
-  for (const { disk } of await ctx.blockd.listDisks()) {
-    if (kept.has(disk as RunId)) continue;
+  const layers = new Map<string, LayerRecord[]>();
+  for (const { disk, layers: refs } of await ctx.blockd.listDisks()) {
+    const own = vms.get(disk as RunId)?.candidate.run;
+    if (own) {
+      // What blockd sealed for a capture that was not finished is part of the disk, and has an owner from here on.
+      layers.set(disk, await recordLayers(ctx, own.id, own.snapshot, refs));
+      continue;
+    }
     await ctx.blockd.closeDisk(disk, { deleteUpper: true });
     freed.disks++;
   }
@@ -96,23 +114,38 @@ export async function recover(ctx: Context, signal: AbortSignal): Promise<Recove
     for (const id of runs.keys()) if (!kept.has(id)) state.runs.remove(id);
   });
 
-  const survivors: Survivor[] = [];
+  for (const { record } of paused)
+    if (record.state !== "paused") state.sandboxes.setState(record.id, "paused", undefined);
+  const survivors: Survivor[] = paused.map(({ record, ...p }) => {
+    const { run: _run, ...rest } = record;
+    return { ...p, record: { ...rest, state: "paused" } };
+  });
   for (const [id, { candidate: c, vm }] of vms) {
     const slot = slots.find((s) => s.index === c.slot);
     if (!slot) throw new AenvError("INTERNAL", `the network did not adopt slot ${c.slot} of run ${id}`);
     const { record, template, snapshot } = c;
     const owner = { kind: "sandbox" as const, id: record.id };
-    const run = VmRun.adopted(ctx, { id, snapshot: snapshot.id, machine: snapshot.machine, owner, slot, vm });
+    const run = VmRun.adopted(ctx, {
+      id,
+      snapshot: c.run.snapshot,
+      machine: snapshot.machine,
+      layers: layers.get(id) ?? [],
+      memoryFile: c.run.memoryFile,
+      owner,
+      slot,
+      vm,
+    });
     if (record.state !== "running") state.sandboxes.setState(record.id, "running", id);
     survivors.push({ record: { ...record, state: "running" }, template, snapshot, run });
   }
   await settleAll(survivors.map((s) => restoreEgress(ctx, s)));
-  ctx.logger.info({ adopted: survivors.length, lost, ...freed }, "recovered");
+  ctx.logger.info({ adopted: vms.size, paused: paused.length, lost, ...freed }, "recovered");
   return { survivors, lost, freed };
 }
 
 /** The record may be ahead of the slot where a server died between the two. */
 async function restoreEgress(ctx: Context, { record, run }: Survivor): Promise<void> {
+  if (!run) return;
   try {
     await setEgress(ctx, run, record);
   } catch (e) {
@@ -140,25 +173,38 @@ function candidate(ctx: Context, record: SandboxRecord, runs: ReadonlyMap<RunId,
   const slot = state.resources.of(run.id).find((r) => r.kind === "slot" && r.phase === "held");
   const snapshot = state.snapshots.get(record.snapshot);
   if (run.handle === undefined || !slot || !snapshot) return "lost: its records are incomplete";
-  // Its template may have been deleted while it runs.
-  const template = state.templates.get(record.template) ?? {
-    id: record.template,
-    team: record.team,
-    name: record.alias ?? record.template,
-    public: false,
-    snapshot: snapshot.id,
-    createdAt: 0,
-    updatedAt: 0,
-    spawnCount: 0,
-    buildCount: 0,
-  };
+  const template = templateOf(ctx, record);
   return { record, template, snapshot, run: { ...run, handle: run.handle }, slot: Number(slot.name) };
+}
+
+/** A resume that was not finished is undone: its VM is freed with all that no sandbox has. */
+function pausedOne(ctx: Context, record: SandboxRecord): Survivor | undefined {
+  const snapshot = ctx.state.snapshots.get(record.snapshot);
+  return snapshot && { record, template: templateOf(ctx, record), snapshot, run: undefined };
+}
+
+/** Its template may have been deleted meanwhile. */
+function templateOf(ctx: Context, record: SandboxRecord): TemplateRecord {
+  return (
+    ctx.state.templates.get(record.template) ?? {
+      id: record.template,
+      team: record.team,
+      name: record.alias ?? record.template,
+      public: false,
+      snapshot: record.snapshot,
+      createdAt: 0,
+      updatedAt: 0,
+      spawnCount: 0,
+      buildCount: 0,
+    }
+  );
 }
 
 function end(ctx: Context, record: SandboxRecord, cause: string): void {
   ctx.state.tx(() => {
     const at = ctx.clock.now();
     ctx.state.sandboxes.end(record.id, at, cause);
+    ctx.state.checkpoints.removeOf(record.id);
     ctx.state.events.add(record.id, { timestamp: at, level: "error", message: "sandbox ended", fields: { cause } });
   });
   ctx.logger.warn({ sandbox: record.id, cause }, "sandbox was not recovered");
@@ -256,12 +302,23 @@ async function sweepArtifacts(ctx: Context): Promise<number> {
   for (const r of state.resources.list()) {
     if (r.kind === "snapshot" && !state.snapshots.get(parseSnapshotId(r.name)))
       await remove(paths.snapshotDir(parseSnapshotId(r.name)));
+    if (r.kind === "memory" && !state.memory.get(parseMemoryId(r.name)))
+      await remove(paths.memoryDir(parseMemoryId(r.name)));
     if (r.kind === "layer" && !state.layers.get(parseLayerId(r.name)))
       await remove(paths.layerDir(parseLayerId(r.name)));
   }
+  const memory = state.memory.list();
+  // A folder of a snapshot of an older version holds its memory too, which others may stand on.
+  const homes = new Set(memory.map((m) => dirname(m.path)));
   const snapshots = new Set<string>(state.snapshots.list().map((s) => s.id));
-  for (const name of await entries(paths.snapshots))
-    if (!snapshots.has(name)) await remove(join(paths.snapshots, name));
+  for (const name of await entries(paths.snapshots)) {
+    const path = join(paths.snapshots, name);
+    if (!snapshots.has(name) && !homes.has(path)) await remove(path);
+  }
+  for (const name of await entries(paths.memory)) {
+    const path = join(paths.memory, name);
+    if (!homes.has(path)) await remove(path);
+  }
   const layers = new Set<string>(state.layers.list().map((l) => l.id));
   for (const name of await entries(paths.layers)) {
     const path = join(paths.layers, name);

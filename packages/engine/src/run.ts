@@ -1,4 +1,4 @@
-import { chown, mkdir, rm } from "node:fs/promises";
+import { chown, mkdir, rm, stat } from "node:fs/promises";
 import {
   type Bytes,
   bytes,
@@ -10,7 +10,7 @@ import {
   type SnapshotId,
 } from "@aenv/base";
 import { readTail } from "@aenv/host";
-import type { ResourceKind, RunPurpose } from "@aenv/state";
+import type { LayerRecord, ResourceKind, RunPurpose } from "@aenv/state";
 import type { Machine, Vm, VmSpec } from "@aenv/vmm";
 import type { Context } from "./context.ts";
 import type { Phases } from "./phases.ts";
@@ -30,10 +30,20 @@ export interface RunPlan {
   owner: string;
   snapshot: SnapshotId | undefined;
   machine: Machine;
-  layers: readonly LayerPortRef[];
+  layers: readonly LayerRecord[];
   diskBytes: Bytes;
+  /** It will not map the memory of its snapshot: it boots. */
+  coldBoot?: boolean;
   /** Default: that of a sandbox. */
   cpuWeight?: number;
+}
+
+interface RunFacts {
+  snapshot: SnapshotId | undefined;
+  machine: Machine;
+  layers: readonly LayerRecord[];
+  memoryFile: string | undefined;
+  owner: Owner;
 }
 
 /** Share of the host's processors: a sandbox has five times what a spare that is warming up has. */
@@ -46,8 +56,13 @@ export const WARMING_CPU_WEIGHT = 20;
  */
 export class VmRun {
   readonly id: RunId;
-  readonly snapshot: SnapshotId | undefined;
+  /** The state that its guest had at its last capture, or else at its launch. */
+  snapshot: SnapshotId | undefined;
   readonly machine: Machine;
+  /** What its disk stands on, bottom first. */
+  layers: LayerRecord[];
+  /** A cold boot writes its memory through to this file; undefined: it maps that of its snapshot privately. */
+  memoryFile: string | undefined;
   owner: Owner;
   /** blockd's epoch when the disk was made. */
   epoch = "";
@@ -55,15 +70,23 @@ export class VmRun {
   #slot: Slot | undefined;
   #vm: Vm | undefined;
   #guest: GuestPort | undefined;
+  #layersKnown = true;
   #releasing: Promise<void> | undefined;
 
-  private constructor(ctx: Context, id: RunId, snapshot: SnapshotId | undefined, machine: Machine, owner: Owner) {
+  private constructor(ctx: Context, id: RunId, from: RunFacts) {
     this.#ctx = ctx;
     this.id = id;
-    this.snapshot = snapshot;
-    this.machine = machine;
-    this.owner = owner;
+    this.snapshot = from.snapshot;
+    this.machine = from.machine;
+    this.layers = [...from.layers];
+    this.memoryFile = from.memoryFile;
+    this.owner = from.owner;
     ctx.runs.set(id, this);
+  }
+
+  /** Its release has begun: nothing may be captured of it any more. */
+  get ended(): boolean {
+    return this.#releasing !== undefined;
   }
 
   get slot(): Slot {
@@ -86,12 +109,14 @@ export class VmRun {
     const id = newRunId();
     const { paths, state } = ctx;
     const owner: Owner = { kind: plan.purpose, id: plan.owner };
+    const memoryFile = plan.coldBoot === true ? paths.bootMemory(id) : undefined;
     state.tx(() => {
       state.runs.insert({
         id,
         purpose: plan.purpose,
         createdAt: ctx.clock.now(),
         ...(plan.snapshot === undefined ? {} : { snapshot: plan.snapshot }),
+        ...(memoryFile === undefined ? {} : { memoryFile }),
       });
       state.resources.intent(id, "datadir", paths.dataDir(id));
       state.resources.intent(id, "rundir", paths.runDir(id));
@@ -99,7 +124,8 @@ export class VmRun {
       state.resources.intent(id, "disk", id);
       state.resources.intent(id, "process", id);
     });
-    const run = new VmRun(ctx, id, plan.snapshot, plan.machine, owner);
+    const { snapshot, machine, layers } = plan;
+    const run = new VmRun(ctx, id, { snapshot, machine, layers, memoryFile, owner });
     await using undo = new AsyncDisposableStack();
     undo.defer(() => run.release());
 
@@ -153,11 +179,8 @@ export class VmRun {
   }
 
   /** After a restart of the server: the VM runs and its resources are as the journal says. */
-  static adopted(
-    ctx: Context,
-    run: { id: RunId; snapshot: SnapshotId; machine: Machine; owner: Owner; slot: Slot; vm: Vm },
-  ): VmRun {
-    const adopted = new VmRun(ctx, run.id, run.snapshot, run.machine, run.owner);
+  static adopted(ctx: Context, run: RunFacts & { id: RunId; slot: Slot; vm: Vm }): VmRun {
+    const adopted = new VmRun(ctx, run.id, run);
     adopted.#slot = run.slot;
     adopted.#vm = run.vm;
     return adopted;
@@ -194,6 +217,19 @@ export class VmRun {
   assign(sandbox: SandboxId): void {
     this.#ctx.state.runs.assign(this.id, sandbox);
     this.owner = { kind: "sandbox", id: sandbox };
+  }
+
+  /** Asks blockd what the disk stands on, and keeps it in the database. */
+  async learnLayers(): Promise<void> {
+    this.#layersKnown = false;
+    const disk = (await this.#ctx.blockd.listDisks()).find((d) => d.disk === this.id);
+    if (disk) this.layers = await recordLayers(this.#ctx, this.id, this.snapshot, disk.layers);
+    this.#layersKnown = true;
+  }
+
+  /** `layers` is right when this resolves. */
+  async knowLayers(): Promise<void> {
+    if (!this.#layersKnown) await this.learnLayers();
   }
 
   /** What the guest's kernel printed last; empty where there is nothing. */
@@ -299,6 +335,34 @@ export class VmRun {
       }
     }
   }
+}
+
+/** The layers of a running disk, by what blockd says: those that no snapshot has are recorded as the run's. */
+export async function recordLayers(
+  ctx: Context,
+  run: RunId,
+  snapshot: SnapshotId | undefined,
+  refs: readonly LayerPortRef[],
+): Promise<LayerRecord[]> {
+  const { state } = ctx;
+  const known = new Set<string>([
+    ...((snapshot === undefined ? undefined : state.snapshots.get(snapshot))?.layers ?? []).map((l) => l.id),
+    ...state.runs.layers(run),
+  ]);
+  const layers = await Promise.all(
+    refs.map(
+      async ({ id, path }): Promise<LayerRecord> =>
+        state.layers.get(id) ?? { id, path, bytes: (await stat(path)).size, createdAt: ctx.clock.now() },
+    ),
+  );
+  state.tx(() => {
+    for (const l of layers)
+      if (!known.has(l.id)) {
+        state.layers.add(l);
+        state.runs.addLayer(run, l.id);
+      }
+  });
+  return layers;
 }
 
 /** Rejects when the signal aborts first. */

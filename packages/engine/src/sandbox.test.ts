@@ -28,6 +28,7 @@ function setUp() {
     envVars: {},
     secure: true,
     onTimeout: "kill",
+    pauseMemory: true,
     autoResume: false,
     allowInternetAccess: null,
     allowPublicTraffic: true,
@@ -35,7 +36,10 @@ function setUp() {
   const ended: string[] = [];
   const source = { record, template: { id: template, name: "t" }, snapshot: { id: snapshot } };
   const flight = { abort: new AbortController(), done: Promise.resolve() };
-  const sandbox = Sandbox.creating(ctx, source as never, flight, (run) => ended.push(run.id));
+  const sandbox = Sandbox.creating(ctx, source as never, flight, {
+    runEnded: (run) => ended.push(run.id),
+    gone: () => {},
+  });
   return { state, sandbox, ended };
 }
 

@@ -1,7 +1,8 @@
-import { AenvError, messageOf } from "@aenv/base";
+import { AenvError, messageOf, Mutex } from "@aenv/base";
 import type { SandboxRecord, SandboxState, SnapshotRecord, TemplateRecord } from "@aenv/state";
 import type { VmExit } from "@aenv/vmm";
 import type { Context } from "./context.ts";
+import { hasMemory } from "./memory-stack.ts";
 import type { VmRun } from "./run.ts";
 
 /**
@@ -19,56 +20,65 @@ export const MOVES: Readonly<Record<SandboxState, readonly SandboxState[]>> = {
   gone: [],
 };
 
-/** What is there in each state, and nothing else. */
+/** What is there in each state, and nothing else. `done` resolves when the transition has ended, either way. */
 export type Phase =
-  | { t: "creating"; abort: AbortController; done: Promise<void> }
+  | ({ t: "creating" } & Flight)
   | { t: "running"; run: VmRun }
+  | ({ t: "pausing"; run: VmRun } & Flight)
+  | { t: "paused" }
+  | ({ t: "resuming" } & Flight)
   | { t: "killing"; done: Promise<void> }
   | { t: "gone"; cause: string };
+
+/** A transition that a kill can cut short. */
+export interface Flight {
+  abort: AbortController;
+  done: Promise<void>;
+}
+
+/** What a sandbox tells the engine. */
+export interface SandboxEvents {
+  /** The VM of a run is about to end, or has ended. */
+  runEnded(run: VmRun, sandbox: Sandbox): void;
+  gone(sandbox: Sandbox): void;
+}
+
+export interface SandboxSource {
+  record: SandboxRecord;
+  template: TemplateRecord;
+  snapshot: SnapshotRecord;
+}
 
 /** One sandbox. #set is the only place that changes its state: table, database, log and listeners in one. */
 export class Sandbox {
   readonly record: SandboxRecord;
   readonly template: TemplateRecord;
-  readonly snapshot: SnapshotRecord;
+  /** One capture at a time. */
+  readonly captures = new Mutex();
   readonly #ctx: Context;
-  readonly #onRunEnded: (run: VmRun, sandbox: Sandbox) => void;
+  readonly #events: SandboxEvents;
+  #snapshot: SnapshotRecord;
   #phase: Phase;
 
-  private constructor(
-    ctx: Context,
-    source: { record: SandboxRecord; template: TemplateRecord; snapshot: SnapshotRecord },
-    phase: Phase,
-    onRunEnded: (run: VmRun, sandbox: Sandbox) => void,
-  ) {
+  private constructor(ctx: Context, source: SandboxSource, phase: Phase, events: SandboxEvents) {
     this.#ctx = ctx;
     this.record = source.record;
     this.template = source.template;
-    this.snapshot = source.snapshot;
+    this.#snapshot = source.snapshot;
     this.#phase = phase;
-    this.#onRunEnded = onRunEnded;
+    this.#events = events;
   }
 
   /** Writes the intent; the sandbox is not visible before `launched`. */
-  static creating(
-    ctx: Context,
-    source: { record: SandboxRecord; template: TemplateRecord; snapshot: SnapshotRecord },
-    flight: { abort: AbortController; done: Promise<void> },
-    onRunEnded: (run: VmRun, sandbox: Sandbox) => void,
-  ): Sandbox {
+  static creating(ctx: Context, source: SandboxSource, flight: Flight, events: SandboxEvents): Sandbox {
     ctx.state.sandboxes.insert(source.record);
-    return new Sandbox(ctx, source, { t: "creating", ...flight }, onRunEnded);
+    return new Sandbox(ctx, source, { t: "creating", ...flight }, events);
   }
 
-  /** After a restart of the server, with a VM that went on. */
-  static adopted(
-    ctx: Context,
-    source: { record: SandboxRecord; template: TemplateRecord; snapshot: SnapshotRecord },
-    run: VmRun,
-    onRunEnded: (run: VmRun, sandbox: Sandbox) => void,
-  ): Sandbox {
-    const sandbox = new Sandbox(ctx, source, { t: "running", run }, onRunEnded);
-    sandbox.#watch(run);
+  /** After a restart of the server: with a VM that went on, or paused. */
+  static adopted(ctx: Context, source: SandboxSource, run: VmRun | undefined, events: SandboxEvents): Sandbox {
+    const sandbox = new Sandbox(ctx, source, run ? { t: "running", run } : { t: "paused" }, events);
+    if (run) sandbox.#watch(run);
     return sandbox;
   }
 
@@ -80,6 +90,10 @@ export class Sandbox {
   }
   get state(): SandboxState {
     return this.#phase.t;
+  }
+  /** Its latest captured state: what it was launched from, or would be launched from now. */
+  get snapshot(): SnapshotRecord {
+    return this.#snapshot;
   }
   /** The run it lives in now, if any. */
   get run(): VmRun | undefined {
@@ -112,6 +126,68 @@ export class Sandbox {
     this.#ctx.state.sandboxes.setNetwork(this.id, rules.allowInternetAccess, rules.network);
   }
 
+  /** running -> pausing. The returned function ends the transition for those who wait for it. */
+  beginPause(): { run: VmRun; abort: AbortController; end: () => void } {
+    const { run } = this;
+    if (!run) throw new AenvError("INTERNAL", `sandbox ${this.id} does not run`);
+    const { promise: done, resolve } = Promise.withResolvers<void>();
+    const abort = new AbortController();
+    this.#set({ t: "pausing", run, abort, done }, () => {});
+    return { run, abort, end: resolve };
+  }
+
+  /** pausing -> paused, in the transaction that commits the snapshot. Returns what to do once that is committed. */
+  pausedWith(snapshot: SnapshotRecord): () => void {
+    return this.#prepareSet(
+      { t: "paused" },
+      () => {
+        this.#ctx.state.sandboxes.setSnapshot(this.id, snapshot.id);
+        this.#event("info", "sandbox paused", { snapshot: snapshot.id, memory: hasMemory(snapshot) });
+      },
+      () => this.#tookSnapshot(snapshot),
+    );
+  }
+
+  /** pausing -> running: nothing has changed. */
+  pauseFailed(run: VmRun, why: unknown): void {
+    this.#set({ t: "running", run }, () => {
+      this.#event("error", "sandbox was not paused", { error: messageOf(why) });
+    });
+  }
+
+  /** paused -> resuming. */
+  beginResume(): { abort: AbortController; end: () => void } {
+    const { promise: done, resolve } = Promise.withResolvers<void>();
+    const abort = new AbortController();
+    this.#set({ t: "resuming", abort, done }, () => {});
+    return { abort, end: resolve };
+  }
+
+  /** resuming -> running. */
+  resumed(run: VmRun, endAt: number, autoPause: boolean | undefined): void {
+    this.#set({ t: "running", run }, () => {
+      if (autoPause !== undefined) {
+        this.record.onTimeout = autoPause ? "pause" : "kill";
+        this.#ctx.state.sandboxes.setOnTimeout(this.id, this.record.onTimeout);
+      }
+      this.record.endAt = endAt;
+      this.#ctx.state.sandboxes.setTimes(this.id, this.record.startedAt, endAt);
+      this.#event("info", "sandbox resumed", { run: run.id, snapshot: this.#snapshot.id });
+    });
+    this.#watch(run);
+  }
+
+  /** resuming -> paused: it can be tried again. */
+  resumeFailed(why: unknown): void {
+    this.#set({ t: "paused" }, () => this.#event("error", "sandbox was not resumed", { error: messageOf(why) }));
+  }
+
+  /** A capture of it while it goes on, in the capture's transaction. Returns what to do once that is committed. */
+  capturedAs(snapshot: SnapshotRecord): () => void {
+    this.#ctx.state.sandboxes.setSnapshot(this.id, snapshot.id);
+    return () => this.#tookSnapshot(snapshot);
+  }
+
   setEnd(endAt: number): void {
     this.record.endAt = endAt;
     this.#ctx.state.sandboxes.setTimes(this.id, this.record.startedAt, endAt);
@@ -122,32 +198,47 @@ export class Sandbox {
    * was first (then it resolves when that one is done).
    */
   async kill(cause: string): Promise<boolean> {
-    const phase = this.#phase;
-    if (phase.t === "running") {
-      await this.#kill(phase.run, cause);
-      return true;
+    for (;;) {
+      const phase = this.#phase;
+      switch (phase.t) {
+        case "running":
+        case "paused":
+          await this.#kill(cause);
+          return true;
+        case "pausing":
+          phase.abort.abort(new AenvError("CANCELLED", `sandbox ${this.id} was killed while it was paused`));
+          await this.#kill(cause);
+          return true;
+        case "creating":
+        case "resuming":
+          phase.abort.abort(new AenvError("CANCELLED", `sandbox ${this.id} was killed while it was ${phase.t}`));
+          await phase.done;
+          // It may have been past the last moment at which it could be stopped.
+          if (this.state === "gone") return true;
+          break;
+        case "killing":
+          await phase.done;
+          return false;
+        case "gone":
+          return false;
+      }
     }
-    if (phase.t === "creating") {
-      phase.abort.abort(new AenvError("CANCELLED", `sandbox ${this.id} was killed while it was created`));
-      await phase.done;
-      // It may have been past the last moment at which it could be stopped.
-      return this.state === "gone" || (await this.kill(cause));
-    }
-    if (phase.t === "killing") await phase.done;
-    return false;
   }
 
-  async #kill(run: VmRun, cause: string): Promise<void> {
+  async #kill(cause: string): Promise<void> {
+    const run = this.#phase.t === "running" || this.#phase.t === "pausing" ? this.#phase.run : undefined;
     const { promise: done, resolve } = Promise.withResolvers<void>();
     this.#set({ t: "killing", done }, () => this.#ctx.state.sandboxes.setCause(this.id, cause));
-    this.#onRunEnded(run, this);
-    try {
-      await run.killVm();
-    } catch (e) {
-      this.#ctx.logger.error({ sandbox: this.id, run: run.id, error: messageOf(e) }, "kill of a VM failed");
+    if (run) {
+      this.#events.runEnded(run, this);
+      try {
+        await run.killVm();
+      } catch (e) {
+        this.#ctx.logger.error({ sandbox: this.id, run: run.id, error: messageOf(e) }, "kill of a VM failed");
+      }
+      // release() tries again to kill what did not die, and frees nothing before.
+      this.#ctx.tasks.spawn("release", () => run.release());
     }
-    // release() tries again to kill what did not die, and frees nothing before.
-    this.#ctx.tasks.spawn("release", () => run.release());
     try {
       this.#set({ t: "gone", cause }, () => this.#ended(cause, "info", "sandbox ended"));
     } finally {
@@ -161,12 +252,15 @@ export class Sandbox {
 
   /** Its VM ended though nobody asked: it is over, with its cause. The run is pinned: a later one is not touched. */
   #onExit(run: VmRun, exit: VmExit): void {
-    if (this.#phase.t !== "running" || this.#phase.run !== run) return;
+    const phase = this.#phase;
+    if ((phase.t !== "running" && phase.t !== "pausing") || phase.run !== run) return;
+    if (phase.t === "pausing")
+      phase.abort.abort(new AenvError("VMM_FAILED", `its virtual machine ended: ${exit.cause}`));
     this.#ctx.tasks.spawn("release", async () => {
       this.#set({ t: "gone", cause: exit.cause }, () =>
         this.#ended(exit.cause, "error", "sandbox ended: its virtual machine is gone", { detail: exit.detail }),
       );
-      this.#onRunEnded(run, this);
+      this.#events.runEnded(run, this);
       const console = await run.consoleTail();
       if (console) this.#event("info", "last lines of its console", { console });
       await run.release();
@@ -174,22 +268,37 @@ export class Sandbox {
   }
 
   #set(next: Phase, also: () => void): void {
+    this.#ctx.state.tx(() => this.#prepareSet(next, also))();
+  }
+
+  /** The part of a move that belongs into a transaction. Returns the rest, for after it. */
+  #prepareSet(next: Phase, also: () => void, then?: () => void): () => void {
     const from = this.#phase.t;
     if (!MOVES[from].includes(next.t))
       throw new AenvError("INTERNAL", `sandbox ${this.id} cannot go from ${from} to ${next.t}`);
-    const run = next.t === "running" ? next.run.id : this.record.run;
-    this.#ctx.state.tx(() => {
-      this.#ctx.state.sandboxes.setState(this.id, next.t, run);
-      also();
-    });
-    this.#phase = next;
-    this.record.state = next.t;
-    if (next.t === "running") this.record.run = next.run.id;
-    this.#ctx.logger.info({ sandbox: this.id, run, from, to: next.t }, "sandbox moved");
+    const run =
+      next.t === "running" || next.t === "pausing" ? next.run.id : next.t === "killing" ? this.record.run : undefined;
+    this.#ctx.state.sandboxes.setState(this.id, next.t, run);
+    also();
+    return () => {
+      this.#phase = next;
+      this.record.state = next.t;
+      if (run === undefined) delete this.record.run;
+      else this.record.run = run;
+      then?.();
+      this.#ctx.logger.info({ sandbox: this.id, run, from, to: next.t }, "sandbox moved");
+      if (next.t === "gone") this.#events.gone(this);
+    };
+  }
+
+  #tookSnapshot(snapshot: SnapshotRecord): void {
+    this.#snapshot = snapshot;
+    this.record.snapshot = snapshot.id;
   }
 
   #ended(cause: string, level: "info" | "error", message: string, fields: Record<string, unknown> = {}): void {
     this.#ctx.state.sandboxes.end(this.id, this.#ctx.clock.now(), cause);
+    this.#ctx.state.checkpoints.removeOf(this.id);
     this.#event(level, message, { cause, ...fields });
   }
 

@@ -1,8 +1,19 @@
-import { rm } from "node:fs/promises";
-import { AenvError, type LayerId, messageOf, parseSnapshotId, type SnapshotId } from "@aenv/base";
-import { DEFAULT_TEAM, type SnapshotRecord, type TemplateRecord } from "@aenv/state";
+import { rm, rmdir } from "node:fs/promises";
+import { dirname } from "node:path";
+import {
+  AenvError,
+  errnoOf,
+  type LayerId,
+  type MemoryId,
+  messageOf,
+  parseSnapshotId,
+  type SnapshotId,
+} from "@aenv/base";
+import { DEFAULT_TEAM, type SavedRecord, type SnapshotRecord, type State, type TemplateRecord } from "@aenv/state";
 import type { Context } from "./context.ts";
 import type { TemplateView } from "./types.ts";
+
+type Artifact = LayerId | SnapshotId | MemoryId;
 
 export interface Source {
   template: TemplateRecord;
@@ -16,21 +27,60 @@ const DEFAULT_TAGS: readonly string[] = ["default", "latest"];
 export class TemplateStore {
   readonly #ctx: Context;
   readonly #dropPool: (snapshot: SnapshotId) => Promise<void>;
-  /** In use by something that is not in the database yet: builds, imports. */
-  readonly #held = new Set<LayerId | SnapshotId>();
+  /** In use by something that is not in the database yet, and how often. */
+  readonly #held = new Map<Artifact, number>();
+  readonly #imported = new Set<LayerId>();
 
   constructor(ctx: Context, dropPool: (snapshot: SnapshotId) => Promise<void>) {
     this.#ctx = ctx;
     this.#dropPool = dropPool;
   }
 
-  /** Protects an artifact from collection until the disposal. */
-  hold(id: LayerId | SnapshotId): Disposable {
-    this.#held.add(id);
-    return { [Symbol.dispose]: () => void this.#held.delete(id) };
+  /** A layer that no build has used yet: kept until one has, or the server ends. */
+  imported(id: LayerId): void {
+    this.#imported.add(id);
   }
 
+  used(id: LayerId): void {
+    this.#imported.delete(id);
+  }
+
+  /** Protects an artifact from collection until the disposal. */
+  hold(id: Artifact): Disposable {
+    this.#held.set(id, (this.#held.get(id) ?? 0) + 1);
+    return {
+      [Symbol.dispose]: () => {
+        const left = (this.#held.get(id) ?? 1) - 1;
+        if (left > 0) this.#held.set(id, left);
+        else this.#held.delete(id);
+      },
+    };
+  }
+
+  /** A template, or a saved snapshot in its form. */
   find(nameOrId: string, team = DEFAULT_TEAM): TemplateRecord | undefined {
+    return this.#template(nameOrId, team) ?? this.#saved(nameOrId, team);
+  }
+
+  #saved(nameOrId: string, team: string): TemplateRecord | undefined {
+    const saved = findSaved(this.#ctx.state, nameOrId, team);
+    if (!saved) return undefined;
+    const { id, snapshot, createdAt, spawnCount } = saved;
+    const name = saved.names[0]?.alias ?? id;
+    return {
+      id,
+      team: saved.team,
+      name,
+      public: false,
+      snapshot,
+      createdAt,
+      updatedAt: createdAt,
+      spawnCount,
+      buildCount: 1,
+    };
+  }
+
+  #template(nameOrId: string, team: string): TemplateRecord | undefined {
     const { templates } = this.#ctx.state;
     const byId = templates.get(nameOrId);
     if (byId) return byId;
@@ -85,7 +135,7 @@ export class TemplateStore {
   }
 
   async delete(nameOrId: string): Promise<boolean> {
-    const template = this.find(nameOrId);
+    const template = this.#template(nameOrId, DEFAULT_TEAM);
     if (!template) return false;
     const removed = this.#ctx.state.durable(() => this.#ctx.state.templates.remove(template.id));
     await this.#dropPool(template.snapshot);
@@ -93,32 +143,78 @@ export class TemplateStore {
     return removed;
   }
 
-  /** Frees snapshots and layers that nothing stands on. The record goes first: what has none does not exist. */
+  /** Frees snapshots, layers and memory files that nothing stands on. The record goes first: what has none does not exist. */
   async collect(): Promise<number> {
     const { state, paths } = this.#ctx;
-    const folders: string[] = [];
-    state.durable(() => {
+    const free = { files: [] as string[], folders: [] as string[] };
+    state.tx(() => {
       for (const s of state.snapshots.unused()) {
         if (this.#held.has(s.id)) continue;
         state.snapshots.remove(s.id);
-        folders.push(paths.snapshotDir(s.id));
+        free.files.push(s.devicePath, paths.manifest(s.id));
+        free.folders.push(paths.snapshotDir(s.id));
       }
       for (const l of state.layers.unused()) {
-        if (this.#held.has(l.id)) continue;
+        if (this.#held.has(l.id) || this.#imported.has(l.id)) continue;
         state.layers.remove(l.id);
-        folders.push(paths.layerDir(l.id));
+        free.files.push(l.path);
+        free.folders.push(paths.layerDir(l.id));
+      }
+      for (const m of state.memory.unused()) {
+        if (this.#held.has(m.id)) continue;
+        state.memory.remove(m.id);
+        free.files.push(m.path);
+        free.folders.push(dirname(m.path));
       }
     });
-    for (const folder of folders) {
-      try {
-        await rm(folder, { recursive: true, force: true });
-      } catch (e) {
-        // The next start sweeps it: it has no record.
-        this.#ctx.logger.warn({ folder, error: messageOf(e) }, "unused artifact was not deleted");
-      }
-    }
-    return folders.length;
+    for (const file of free.files) await this.#remove(() => rm(file, { force: true }), file);
+    // A folder of an older version may hold the memory of others still.
+    for (const folder of free.folders) await this.#remove(() => removeEmpty(folder), folder);
+    return free.folders.length;
   }
+
+  async #remove(fn: () => Promise<void>, path: string): Promise<void> {
+    try {
+      await fn();
+    } catch (e) {
+      // The next start sweeps it: it has no record.
+      this.#ctx.logger.warn({ path, error: messageOf(e) }, "unused artifact was not deleted");
+    }
+  }
+}
+
+async function removeEmpty(folder: string): Promise<void> {
+  try {
+    await rmdir(folder);
+  } catch (e) {
+    const errno = errnoOf(e);
+    if (errno !== "ENOENT" && errno !== "ENOTEMPTY") throw e;
+  }
+}
+
+export interface SnapshotName {
+  team: string;
+  alias: string;
+  tag: string;
+}
+
+const ALIAS = /^[a-z0-9][a-z0-9._-]{0,62}$/;
+
+/** `alias`, `alias:tag` or `team/alias:tag`; undefined for anything else. */
+export function parseSnapshotName(text: string, team: string): SnapshotName | undefined {
+  const match = /^(?:([^/:]+)\/)?([^/:]+)(?::([^/:]+))?$/.exec(text);
+  const [, owner = team, alias = "", tag = "default"] = match ?? [];
+  return match && ALIAS.test(alias) && ALIAS.test(tag) ? { team: owner, alias, tag } : undefined;
+}
+
+/** By its id, `<id>:default`, the id of its state, or one of its names. */
+export function findSaved(state: State, nameOrId: string, team: string): SavedRecord | undefined {
+  const id = /^(t[a-z0-9]{16})(?::default)?$/.exec(nameOrId)?.[1];
+  const byId = id === undefined ? undefined : state.saved.get(id);
+  if (byId) return byId;
+  if (/^s[a-z0-9]{16}$/.test(nameOrId)) return state.saved.bySnapshot(parseSnapshotId(nameOrId));
+  const name = parseSnapshotName(nameOrId, team);
+  return name && state.saved.byName(name);
 }
 
 const MIB = 1024 * 1024;

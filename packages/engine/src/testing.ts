@@ -5,7 +5,8 @@
 import { mkdir, mkdtemp, readdir, rm, writeFile } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { AenvError, type Clock, mib, silentLogger } from "@aenv/base";
+import { AenvError, type Clock, type LayerId, mib, silentLogger } from "@aenv/base";
+import { localMemory } from "@aenv/memory";
 import type { EgressPolicy } from "@aenv/network";
 import { State } from "@aenv/state";
 import { FakeDriver, FakeWorld, type Vm, type VmHandle, type VmSpec } from "@aenv/vmm";
@@ -54,7 +55,7 @@ export class World implements AsyncDisposable {
   readonly disks = new Map<string, DiskSpec>();
   readonly slots = new Set<number>();
   readonly cgroups = new Set<string>();
-  readonly inits: { host: string; body: GuestInit }[] = [];
+  readonly inits: { host: string; body: GuestInit; currentToken?: string }[] = [];
   /** So many changes of a policy fail. */
   policyFails = 0;
   readonly policies = new Map<number, EgressPolicy>();
@@ -64,6 +65,8 @@ export class World implements AsyncDisposable {
   readonly deaf = new Set<string>();
   epoch = "e1";
   slotLimit = 64;
+  /** The next sealDisk calls fail. */
+  sealFails = 0;
   /** The next closeDisk calls fail. */
   closeDiskFails = 0;
   readonly home: string;
@@ -114,6 +117,7 @@ export class World implements AsyncDisposable {
       dataDirs: await dir(join(this.home, "runs")),
       snapshots: await dir(join(this.home, "snapshots")),
       layers: await dir(join(this.home, "layers")),
+      memory: await dir(join(this.home, "memory")),
     };
   }
 
@@ -180,6 +184,7 @@ export class Life {
       logger: silentLogger,
       blockd: this.#alive(this.#blockd()),
       driver: this.#alive(this.#driver()),
+      memory: this.#alive(localMemory),
       network: this.#alive(this.#network()),
       cgroups: this.#alive(this.#cgroups()),
       guestFactory: ({ host }) => this.#alive(this.#guest(host)),
@@ -226,8 +231,15 @@ export class Life {
         await mkdir(spec.upperDir);
         w.disks.set(spec.disk, spec);
       },
-      sealDisk: async (_disk: string, target: { path: string }) => {
-        await writeFile(target.path, "sealed");
+      sealDisk: async (disk: string, target: { id: LayerId; path: string }) => {
+        const found = w.disks.get(disk);
+        if (!found) throw new AenvError("NOT_FOUND", `disk ${disk} is not open`);
+        if (w.sealFails > 0) {
+          w.sealFails--;
+          throw new AenvError("NO_SPACE", "the disk is full");
+        }
+        await writeFile(target.path, "sealed", { flag: "wx" });
+        w.disks.set(disk, { ...found, layers: [...found.layers, { id: target.id, path: target.path }] });
         return { bytes: 6 };
       },
       closeDisk: async (disk: string) => {
@@ -321,9 +333,9 @@ export class Life {
         return true;
       },
       waitReady: answer,
-      init: async (body, signal) => {
+      init: async (body, signal, currentToken) => {
         await answer(signal);
-        w.inits.push({ host, body });
+        w.inits.push({ host, body, ...(currentToken === undefined ? {} : { currentToken }) });
       },
       exec: async (_spec, signal) => {
         await answer(signal);

@@ -1,6 +1,6 @@
 import { createHmac, randomBytes } from "node:crypto";
 import type { SandboxId } from "@aenv/base";
-import type { State } from "@aenv/state";
+import type { SnapshotRecord, State } from "@aenv/state";
 
 /** Tokens of sandboxes: the same over the whole life of one, also on another node with the same seed. */
 export class Tokens {
@@ -14,6 +14,11 @@ export class Tokens {
   /** For the guest's agent. */
   access(id: SandboxId): string {
     return this.#of(`envd ${id}`);
+  }
+
+  /** What a guest launched from the snapshot still asks for; undefined: nothing. */
+  captured(snapshot: SnapshotRecord): string | undefined {
+    return snapshot.sandbox === undefined ? undefined : this.access(snapshot.sandbox);
   }
 
   /** For the edge, where public traffic is off. */

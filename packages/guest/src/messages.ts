@@ -20,6 +20,10 @@ export interface GuestInit {
   /** The run id. A new one makes the guest close every older connection. */
   lifecycleID: string;
   cause: "create" | "resume" | "fork" | "boot";
+  /** Of a child of a fork: given to hooks as AENV_FORK_INDEX and AENV_SEED. */
+  forkIndex?: number;
+  /** Decimal, below 2^63. */
+  seed?: string;
 }
 
 const text = z.string().max(64 * 1024);

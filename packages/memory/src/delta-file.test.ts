@@ -1,9 +1,10 @@
 import assert from "node:assert/strict";
-import { mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
+import { mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { test } from "node:test";
-import { DeltaWriter, readDelta } from "./delta-file.ts";
+import { DeltaFile, DeltaWriter } from "./delta-file.ts";
+import type { DeltaPiece } from "./delta.ts";
 
 const MEMORY = 1 << 20;
 
@@ -15,18 +16,22 @@ function withFile(fn: (path: string) => void): void {
     writer.add({ offset: 0, length: 4096, data: Buffer.alloc(4096, 7) });
     writer.add({ offset: 8192, length: 8192, data: undefined });
     writer.add({ offset: 65536, length: 4096, data: Buffer.alloc(4096, 9) });
-    writer.seal();
+    writer.seal(true);
     fn(path);
   } finally {
     rmSync(dir, { recursive: true });
   }
 }
 
+function pieces(path: string, memoryBytes = MEMORY): DeltaPiece[] {
+  using file = DeltaFile.open(path, memoryBytes);
+  return file.entries.map((e) => ({ offset: e.offset, length: e.length, data: file.read(e) }));
+}
+
 test("a delta is read back as it was written", () =>
   withFile((path) => {
-    const pieces = [...readDelta(path, MEMORY)];
     assert.deepEqual(
-      pieces.map((p) => [p.offset, p.length, p.data?.[0]]),
+      pieces(path).map((p) => [p.offset, p.length, p.data?.[0]]),
       [
         [0, 4096, 7],
         [8192, 8192, undefined],
@@ -38,8 +43,7 @@ test("a delta is read back as it was written", () =>
 test("a delta cut short at any place, with any bit of a byte changed, or of other memory is refused by its name", () =>
   withFile((path) => {
     const whole = readFileSync(path);
-    const refused = (): void =>
-      assert.throws(() => [...readDelta(path, MEMORY)], { code: "CORRUPT", message: /delta/ });
+    const refused = (): void => assert.throws(() => pieces(path), { code: "CORRUPT", message: /delta/ });
     for (const size of [0, 10, 4096, whole.length - 1]) {
       writeFileSync(path, whole.subarray(0, size));
       refused();
@@ -51,5 +55,19 @@ test("a delta cut short at any place, with any bit of a byte changed, or of othe
       refused();
     }
     writeFileSync(path, whole);
-    assert.throws(() => [...readDelta(path, MEMORY * 2)], { code: "CORRUPT" });
+    assert.throws(() => pieces(path, MEMORY * 2), { code: "CORRUPT" });
   }));
+
+test("a delta that is not sealed leaves no file", () => {
+  const dir = mkdtempSync(join(tmpdir(), "aenv-delta-"));
+  try {
+    const path = join(dir, "delta");
+    {
+      using writer = new DeltaWriter(path, MEMORY);
+      writer.add({ offset: 0, length: 4096, data: Buffer.alloc(4096, 7) });
+    }
+    assert.deepEqual(readdirSync(dir), []);
+  } finally {
+    rmSync(dir, { recursive: true });
+  }
+});

@@ -1,4 +1,4 @@
-import { PAGE_BYTES, type PageData } from "./dirty.ts";
+import { PAGE_BYTES, type PageData } from "./guest-memory.ts";
 
 const ZERO_PAGE = Buffer.alloc(PAGE_BYTES);
 
@@ -12,6 +12,9 @@ export interface DeltaPiece {
 /** The parent's content of `[offset, offset + length)` into `into`. */
 export type ReadParent = (offset: number, into: Buffer) => void;
 
+export const isZeroPage = (data: Buffer, at: number): boolean =>
+  data.compare(ZERO_PAGE, 0, PAGE_BYTES, at, at + PAGE_BYTES) === 0;
+
 /**
  * What of a piece must be stored: pages equal to the parent's are dropped, pages of zeros become holes.
  * Neighbours of one kind are merged; `data` of the result are views of the piece's buffer.
@@ -23,7 +26,7 @@ export function narrow(piece: PageData, readParent: ReadParent): DeltaPiece[] {
   for (let at = 0; at < piece.length; at += PAGE_BYTES) {
     const end = at + PAGE_BYTES;
     if (piece.data.compare(parent, at, end, at, end) === 0) continue;
-    const zero = piece.data.compare(ZERO_PAGE, 0, PAGE_BYTES, at, end) === 0;
+    const zero = isZeroPage(piece.data, at);
     const last = out.at(-1);
     const offset = piece.offset + at;
     if (last && last.offset + last.length === offset && (last.data === undefined) === zero) {

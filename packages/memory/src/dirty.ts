@@ -1,24 +1,6 @@
 import { closeSync, openSync, readSync } from "node:fs";
 import { AenvError } from "@aenv/base";
-
-export const PAGE_BYTES = 4096;
-
-/** Where a piece of guest memory is mapped in its VMM. */
-export interface GuestMapping {
-  pid: number;
-  /** Page-aligned virtual address in the VMM. */
-  hostAddress: bigint;
-  /** Offset of the piece in the guest's memory file, bytes. */
-  guestOffset: number;
-  /** Bytes. */
-  length: number;
-}
-
-/** Page-aligned run of guest memory: `[offset, offset + length)` in the memory file. */
-export interface PageRun {
-  offset: number;
-  length: number;
-}
+import { type GuestMapping, PAGE_BYTES, type PageRun } from "./guest-memory.ts";
 
 // /proc/PID/pagemap, kernel documentation "pagemap": one u64 a page. The flags are in the high word.
 const PRESENT = 1 << 31;
@@ -41,7 +23,7 @@ export function writtenRuns(mappings: readonly GuestMapping[]): PageRun[] {
   const words = new Uint32Array(entries.buffer, entries.byteOffset, BATCH_PAGES * 2);
   for (const m of mappings) {
     const path = `/proc/${m.pid}/pagemap`;
-    const fd = openProc(path);
+    const fd = open(path);
     try {
       const pages = m.length / PAGE_BYTES;
       const firstPage = Number(m.hostAddress / BigInt(PAGE_BYTES));
@@ -71,55 +53,12 @@ function append(runs: PageRun[], offset: number): void {
   else runs.push({ offset, length: PAGE_BYTES });
 }
 
-function openProc(path: string, flags = "r"): number {
+function open(path: string): number {
   try {
-    return openSync(path, flags);
+    return openSync(path, "r");
   } catch (e) {
     throw new AenvError("VMM_FAILED", `cannot open ${path}: the VMM has ended, or this process may not trace it`, {
       cause: e,
     });
-  }
-}
-
-/** The part of guest memory `[offset, offset + length)` that one mapping holds, as address and length. */
-function locate(
-  mappings: readonly GuestMapping[],
-  offset: number,
-  length: number,
-): { pid: number; address: number; length: number } {
-  const m = mappings.find((x) => offset >= x.guestOffset && offset < x.guestOffset + x.length);
-  if (!m) throw new AenvError("INTERNAL", `guest memory at ${offset} is not mapped`);
-  const into = offset - m.guestOffset;
-  // User addresses end below 2^47, so a double holds them exactly.
-  return { pid: m.pid, address: Number(m.hostAddress) + into, length: Math.min(length, m.length - into) };
-}
-
-/** A run's content. */
-export interface PageData extends PageRun {
-  data: Buffer;
-}
-
-/** Longest piece read at once, so that the buffers of a capture are freed piece by piece. */
-const MAX_PIECE_BYTES = 4 << 20;
-
-/** Reads the runs out of the VMM's memory. The caller holds the VM stopped. Yields pieces of at most 4 MiB, in order. */
-export function* readRuns(mappings: readonly GuestMapping[], runs: readonly PageRun[]): Generator<PageData> {
-  const files = new Map<number, number>();
-  try {
-    for (const run of runs) {
-      for (let at = run.offset; at < run.offset + run.length; ) {
-        const piece = locate(mappings, at, Math.min(MAX_PIECE_BYTES, run.offset + run.length - at));
-        let fd = files.get(piece.pid);
-        if (fd === undefined) files.set(piece.pid, (fd = openProc(`/proc/${piece.pid}/mem`)));
-        const data = Buffer.allocUnsafe(piece.length);
-        const got = readSync(fd, data, 0, piece.length, piece.address);
-        if (got !== piece.length)
-          throw new AenvError("VMM_FAILED", `read ${got} of ${piece.length} bytes of guest memory`);
-        yield { offset: at, length: piece.length, data };
-        at += piece.length;
-      }
-    }
-  } finally {
-    for (const fd of files.values()) closeSync(fd);
   }
 }

@@ -1,13 +1,26 @@
 import assert from "node:assert/strict";
 import { type ChildProcessWithoutNullStreams, spawn } from "node:child_process";
 import { randomBytes } from "node:crypto";
-import { mkdtemp, readFile, rm, writeFile } from "node:fs/promises";
+import { mkdtemp, readdir, readFile, rm, stat, writeFile } from "node:fs/promises";
 import { tmpdir } from "node:os";
-import { join } from "node:path";
+import { dirname, join } from "node:path";
 import { createInterface } from "node:readline";
 import { type TestContext, test } from "node:test";
 import fc from "fast-check";
-import { type DeltaPiece, type GuestMapping, inject, narrow, PAGE_BYTES, readRuns, writtenRuns } from "./index.ts";
+import {
+  type DeltaPiece,
+  DeltaWriter,
+  type GuestMapping,
+  inject,
+  localMemory,
+  MemoryStack,
+  MemoryWorkers,
+  narrow,
+  PAGE_BYTES,
+  type StackFiles,
+  Take,
+  writtenRuns,
+} from "./index.ts";
 
 const PAGES = 256;
 
@@ -66,23 +79,60 @@ test("only written pages are found, read pages are not, and neighbours make one 
   for (const page of [3, 4, 127, 128, 255]) await h.ask(`fill ${page} ${page}`);
   const page = (first: number, count: number) => ({ offset: first * PAGE_BYTES, length: count * PAGE_BYTES });
   assert.deepEqual(writtenRuns(h.mappings), [page(3, 2), page(127, 2), page(255, 1)]);
-  const read = [...readRuns(h.mappings, writtenRuns(h.mappings))];
-  assert.equal(
-    read.reduce((n, p) => n + p.length, 0),
-    5 * PAGE_BYTES,
-  );
-  const at = read.find((p) => p.offset === 128 * PAGE_BYTES);
-  assert.deepEqual(at?.data, Buffer.alloc(PAGE_BYTES, 128));
+});
+
+const OWNER = { uid: process.getuid?.() ?? 0, gid: process.getgid?.() ?? 0 };
+const BYTES = PAGES * PAGE_BYTES;
+
+function contentOf(files: StackFiles): Buffer {
+  using stack = new MemoryStack(files);
+  return Buffer.concat([...stack.content()].map((p) => p.data));
+}
+
+for (const bufferBytes of [0, 6 * PAGE_BYTES, BYTES])
+  test(`a capture with ${bufferBytes} bytes of buffer and the state it differs from are the process's memory`, async (t) => {
+    const h = await holder(t);
+    const files: StackFiles = { memoryBytes: BYTES, flat: h.file, deltas: [] };
+    for (const page of [1, 2, 3, 100, 101, 200]) await h.ask(`fill ${page} ${page}`);
+    await h.ask("fill 50 0");
+    const target = `${h.file}.delta`;
+    using take = new Take({
+      memoryBytes: BYTES,
+      source: { mappings: h.mappings },
+      parent: files,
+      target,
+      owner: OWNER,
+      bufferBytes,
+    });
+    take.take();
+    const { bytes, dirtyBytes } = take.finish(false);
+    assert.deepEqual([bytes, dirtyBytes], [6 * PAGE_BYTES, 7 * PAGE_BYTES]);
+    const expected = Buffer.from(h.content);
+    for (const page of [1, 2, 3, 100, 101, 200]) expected.fill(page, page * PAGE_BYTES, (page + 1) * PAGE_BYTES);
+    expected.fill(0, 50 * PAGE_BYTES, 51 * PAGE_BYTES);
+    assert.equal(Buffer.compare(contentOf({ ...files, deltas: [target] }), expected), 0);
+  });
+
+test("a capture that is given up leaves no file", async (t) => {
+  const h = await holder(t);
+  const plan = { memoryBytes: BYTES, parent: undefined, target: `${h.file}.flat`, owner: OWNER, bufferBytes: BYTES };
+  const session = await localMemory.begin({ ...plan, source: { mappings: h.mappings } });
+  await session.take();
+  await session.discard();
+  assert.deepEqual(await readdir(dirname(h.file)), ["memory"]);
+  await assert.rejects(localMemory.begin({ ...plan, source: { mappings: [] }, target: h.file }), { code: "EEXIST" });
 });
 
 test("what is injected is what the process sees, and the file stays as it was", async (t) => {
   const h = await holder(t);
-  const data = Buffer.alloc(3 * PAGE_BYTES, 77);
-  const wrote = inject(h.mappings, [
-    { offset: 127 * PAGE_BYTES, length: data.length, data },
-    { offset: 10 * PAGE_BYTES, length: PAGE_BYTES, data: undefined },
-  ]);
-  assert.equal(wrote, 4 * PAGE_BYTES);
+  const delta = `${h.file}.delta`;
+  const writer = new DeltaWriter(delta, BYTES);
+  writer.add({ offset: 127 * PAGE_BYTES, length: 3 * PAGE_BYTES, data: Buffer.alloc(3 * PAGE_BYTES, 77) });
+  writer.add({ offset: 10 * PAGE_BYTES, length: PAGE_BYTES, data: undefined });
+  writer.seal(false);
+  const workers = new MemoryWorkers(1);
+  t.after(() => workers.close());
+  assert.equal(await workers.inject(h.mappings, { memoryBytes: BYTES, flat: h.file, deltas: [delta] }), 4 * PAGE_BYTES);
   assert.deepEqual([await h.ask("read 127 0"), await h.ask("read 129 0"), await h.ask("read 10 0")], ["77", "77", "0"]);
   assert.equal(Buffer.compare(await readFile(h.file), h.content), 0);
 });
@@ -91,8 +141,15 @@ test("a process that has ended and an address outside the machine are told, not 
   const h = await holder(t);
   const gone = h.mappings.map((m) => ({ ...m, pid: 2 ** 22 + 1 }));
   assert.throws(() => writtenRuns(gone), { code: "VMM_FAILED" });
-  const outside = { offset: PAGES * PAGE_BYTES, length: PAGE_BYTES, data: undefined };
-  assert.throws(() => inject(h.mappings, [outside]), { code: "CORRUPT" });
+  const delta = `${h.file}.delta`;
+  const writer = new DeltaWriter(delta, BYTES);
+  writer.add({ offset: BYTES, length: PAGE_BYTES, data: undefined });
+  writer.seal(false);
+  const files = { memoryBytes: BYTES, flat: h.file, deltas: [delta] };
+  assert.throws(() => inject(h.mappings, files), { code: "CORRUPT", message: new RegExp(delta) });
+  const workers = new MemoryWorkers(1);
+  t.after(() => workers.close());
+  await assert.rejects(workers.inject(h.mappings, files), { code: "CORRUPT", message: new RegExp(delta) });
 });
 
 test("parent plus what narrow keeps is the child, for any mix of equal, zero and new pages", () => {
@@ -119,5 +176,46 @@ test("parent plus what narrow keeps is the child, for any mix of equal, zero and
       assert.equal(bytes(kept), kinds.filter((k) => k !== "same").length * PAGE_BYTES);
     }),
     { numRuns: 100 },
+  );
+});
+
+test("a chain of captures is each state, merged deltas and the flat file of any of them too", async (t) => {
+  const dir = await mkdtemp(join(tmpdir(), "aenv-chain-"));
+  t.after(() => rm(dir, { recursive: true }));
+  let files = 0;
+  const pages = 64;
+  const memoryBytes = pages * PAGE_BYTES;
+  const change = fc.record({ page: fc.nat(pages - 1), count: fc.integer({ min: 1, max: 9 }), value: fc.nat(3) });
+  await fc.assert(
+    fc.asyncProperty(fc.array(fc.array(change, { maxLength: 6 }), { minLength: 1, maxLength: 6 }), async (steps) => {
+      const memory = Buffer.alloc(memoryBytes);
+      let stack: StackFiles | undefined;
+      for (const changes of steps) {
+        for (const { page, count, value } of changes)
+          memory.fill(value, page * PAGE_BYTES, Math.min(pages, page + count) * PAGE_BYTES);
+        const [now, target] = [join(dir, `now-${++files}`), join(dir, `file-${files}`)];
+        await writeFile(now, memory);
+        const session = await localMemory.begin({
+          memoryBytes,
+          source: { file: now },
+          parent: stack,
+          target,
+          owner: OWNER,
+          bufferBytes: 5 * PAGE_BYTES,
+        });
+        await session.take();
+        await session.finish(false);
+        stack = stack ? { ...stack, deltas: [...stack.deltas, target] } : { memoryBytes, flat: target, deltas: [] };
+        assert.equal(Buffer.compare(contentOf(stack), memory), 0);
+      }
+      assert.ok(stack);
+      const [merged, flat] = [join(dir, `merged-${files}`), join(dir, `flat-${files}`)];
+      await localMemory.mergeDeltas(stack, merged, false);
+      assert.equal(Buffer.compare(contentOf({ ...stack, deltas: [merged] }), memory), 0);
+      await localMemory.flatten(stack, flat, OWNER, false);
+      assert.equal(Buffer.compare(await readFile(flat), memory), 0);
+      assert.equal((await stat(flat)).mode & 0o777, 0o440);
+    }),
+    { numRuns: 30 },
   );
 });

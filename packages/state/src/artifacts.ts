@@ -1,10 +1,19 @@
-import { AenvError, bytes, parseLayerId, parseSandboxId, parseSnapshotId, parseTemplateId } from "@aenv/base";
-import type { LayerId, SnapshotId, TemplateId } from "@aenv/base";
+import {
+  AenvError,
+  bytes,
+  parseLayerId,
+  parseMemoryId,
+  parseSandboxId,
+  parseSnapshotId,
+  parseTemplateId,
+} from "@aenv/base";
+import type { LayerId, MemoryId, SnapshotId, TemplateId } from "@aenv/base";
 import { bool, type Database, int, json, oneOf, optional, type Row, text } from "./database.ts";
 import {
   type GuestDefaults,
   type LayerRecord,
   type MachineRecord,
+  type MemoryFileRecord,
   SNAPSHOT_CAUSES,
   type SnapshotRecord,
   type TemplateRecord,
@@ -37,16 +46,60 @@ export class Layers {
     return this.#db.all("SELECT * FROM layers ORDER BY created_at, id").map(layer);
   }
 
-  /** Layers that no snapshot stands on. */
+  /** Layers that no snapshot and no running disk stands on. */
   unused(): LayerRecord[] {
     return this.#db
-      .all("SELECT * FROM layers l WHERE NOT EXISTS (SELECT 1 FROM snapshot_layers s WHERE s.layer = l.id)")
+      .all(
+        `SELECT * FROM layers l WHERE NOT EXISTS (SELECT 1 FROM snapshot_layers s WHERE s.layer = l.id)
+           AND NOT EXISTS (SELECT 1 FROM run_layers r WHERE r.layer = l.id)`,
+      )
       .map(layer);
   }
 
   /** Only where no snapshot stands on it. */
   remove(id: LayerId): void {
     this.#db.run("DELETE FROM layers WHERE id = ?", id);
+  }
+}
+
+/** Files of guest memory, each of them part of one snapshot or of several. */
+export class MemoryFiles {
+  readonly #db: Database;
+
+  constructor(db: Database) {
+    this.#db = db;
+  }
+
+  /** Known already is fine: a file never changes. */
+  add(m: MemoryFileRecord): void {
+    this.#db.run(
+      "INSERT INTO memory_files (id, path, kind, bytes, created_at) VALUES (?, ?, ?, ?, ?) ON CONFLICT (id) DO NOTHING",
+      m.id,
+      m.path,
+      m.kind,
+      m.bytes,
+      m.createdAt,
+    );
+  }
+
+  get(id: MemoryId): MemoryFileRecord | undefined {
+    const row = this.#db.get("SELECT * FROM memory_files WHERE id = ?", id);
+    return row && memoryFile(row);
+  }
+
+  list(): MemoryFileRecord[] {
+    return this.#db.all("SELECT * FROM memory_files ORDER BY created_at, id").map(memoryFile);
+  }
+
+  /** Files that no snapshot is made of. */
+  unused(): MemoryFileRecord[] {
+    return this.#db
+      .all("SELECT * FROM memory_files m WHERE NOT EXISTS (SELECT 1 FROM snapshot_memory s WHERE s.file = m.id)")
+      .map(memoryFile);
+  }
+
+  remove(id: MemoryId): void {
+    this.#db.run("DELETE FROM memory_files WHERE id = ?", id);
   }
 }
 
@@ -57,20 +110,19 @@ export class Snapshots {
     this.#db = db;
   }
 
-  /** Its layers are recorded with it. The caller commits: a snapshot that is not here does not exist. */
+  /** Its layers and memory files are recorded with it. The caller commits: a snapshot that is not here does not exist. */
   add(s: SnapshotRecord): void {
     this.#db.tx(() => {
       this.#db.run(
-        `INSERT INTO snapshots (id, parent, cause, sandbox, machine, device_path, memory_path, disk_bytes, defaults,
-           envd_version, created_at)
-         VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`,
+        `INSERT INTO snapshots (id, parent, cause, sandbox, machine, device_path, disk_bytes, defaults, envd_version,
+           created_at)
+         VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`,
         s.id,
         s.parent ?? null,
         s.cause,
         s.sandbox ?? null,
         JSON.stringify(s.machine),
         s.devicePath,
-        s.memoryPath,
         s.diskBytes,
         JSON.stringify(s.defaults),
         s.envdVersion,
@@ -81,6 +133,7 @@ export class Snapshots {
         layers.add(l);
         this.#db.run("INSERT INTO snapshot_layers (snapshot, position, layer) VALUES (?, ?, ?)", s.id, position, l.id);
       }
+      this.#putMemory(s.id, s.memory);
     });
   }
 
@@ -93,11 +146,21 @@ export class Snapshots {
     return this.#db.all("SELECT * FROM snapshots ORDER BY created_at, id").map((row) => this.#record(row));
   }
 
-  /** Snapshots that are no template's and that no sandbox or run was launched from. */
+  /** The same content in other files. */
+  replaceMemory(id: SnapshotId, memory: readonly MemoryFileRecord[]): void {
+    this.#db.tx(() => {
+      this.#db.run("DELETE FROM snapshot_memory WHERE snapshot = ?", id);
+      this.#putMemory(id, memory);
+    });
+  }
+
+  /** Snapshots that nothing stands on: no template, no saved snapshot, no checkpoint, no sandbox and no run. */
   unused(): SnapshotRecord[] {
     return this.#db
       .all(
         `SELECT * FROM snapshots s WHERE NOT EXISTS (SELECT 1 FROM templates t WHERE t.snapshot = s.id)
+           AND NOT EXISTS (SELECT 1 FROM saved v WHERE v.snapshot = s.id)
+           AND NOT EXISTS (SELECT 1 FROM checkpoints c WHERE c.snapshot = s.id)
            AND NOT EXISTS (SELECT 1 FROM sandboxes b WHERE b.snapshot = s.id AND b.state <> 'gone')
            AND NOT EXISTS (SELECT 1 FROM runs r WHERE r.snapshot = s.id)`,
       )
@@ -106,6 +169,14 @@ export class Snapshots {
 
   remove(id: SnapshotId): void {
     this.#db.run("DELETE FROM snapshots WHERE id = ?", id);
+  }
+
+  #putMemory(id: SnapshotId, memory: readonly MemoryFileRecord[]): void {
+    const files = new MemoryFiles(this.#db);
+    for (const [position, m] of memory.entries()) {
+      files.add(m);
+      this.#db.run("INSERT INTO snapshot_memory (snapshot, position, file) VALUES (?, ?, ?)", id, position, m.id);
+    }
   }
 
   #record(r: Row): SnapshotRecord {
@@ -117,7 +188,12 @@ export class Snapshots {
       ...optional(r, "sandbox", "sandbox", (row, c) => parseSandboxId(text(row, c))),
       machine: json<MachineRecord>(r, "machine"),
       devicePath: text(r, "device_path"),
-      memoryPath: text(r, "memory_path"),
+      memory: this.#db
+        .all(
+          "SELECT m.* FROM snapshot_memory s JOIN memory_files m ON m.id = s.file WHERE s.snapshot = ? ORDER BY s.position",
+          id,
+        )
+        .map(memoryFile),
       diskBytes: bytes(int(r, "disk_bytes")),
       layers: this.#db
         .all(
@@ -211,6 +287,14 @@ export class TemplateRows {
 const layer = (r: Row): LayerRecord => ({
   id: parseLayerId(text(r, "id")),
   path: text(r, "path"),
+  bytes: int(r, "bytes"),
+  createdAt: int(r, "created_at"),
+});
+
+const memoryFile = (r: Row): MemoryFileRecord => ({
+  id: parseMemoryId(text(r, "id")),
+  path: text(r, "path"),
+  kind: oneOf(["flat", "delta"], text(r, "kind"), "memory file"),
   bytes: int(r, "bytes"),
   createdAt: int(r, "created_at"),
 });

@@ -66,4 +66,40 @@ export const MIGRATIONS: readonly string[] = [
   `
   ALTER TABLE sandboxes ADD COLUMN network TEXT;
   `,
+  // Memory in files that snapshots share, paused sandboxes, saved snapshots and checkpoints.
+  `
+  CREATE TABLE memory_files (
+    id TEXT PRIMARY KEY, path TEXT NOT NULL, kind TEXT NOT NULL, bytes INTEGER NOT NULL, created_at INTEGER NOT NULL
+  ) STRICT;
+  CREATE TABLE snapshot_memory (
+    snapshot TEXT NOT NULL REFERENCES snapshots(id) ON DELETE CASCADE, position INTEGER NOT NULL,
+    file TEXT NOT NULL REFERENCES memory_files(id), PRIMARY KEY (snapshot, position)
+  ) STRICT, WITHOUT ROWID;
+  CREATE INDEX snapshot_memory_file ON snapshot_memory(file);
+  INSERT INTO memory_files SELECT 'm' || substr(id, 2), memory_path, 'flat', 0, created_at FROM snapshots;
+  INSERT INTO snapshot_memory SELECT id, 0, 'm' || substr(id, 2) FROM snapshots;
+  ALTER TABLE snapshots DROP COLUMN memory_path;
+  ALTER TABLE sandboxes ADD COLUMN pause_memory INTEGER NOT NULL DEFAULT 1;
+  ALTER TABLE runs ADD COLUMN memory_file TEXT;
+  CREATE TABLE run_layers (
+    run TEXT NOT NULL, position INTEGER NOT NULL, layer TEXT NOT NULL REFERENCES layers(id), PRIMARY KEY (run, position)
+  ) STRICT, WITHOUT ROWID;
+  CREATE INDEX run_layers_layer ON run_layers(layer);
+  CREATE TABLE saved (
+    id TEXT PRIMARY KEY, snapshot TEXT NOT NULL REFERENCES snapshots(id), sandbox TEXT NOT NULL, team TEXT NOT NULL,
+    created_at INTEGER NOT NULL, template TEXT NOT NULL, last_spawned_at INTEGER, spawn_count INTEGER NOT NULL
+  ) STRICT;
+  CREATE INDEX saved_snapshot ON saved(snapshot);
+  CREATE TABLE saved_names (
+    team TEXT NOT NULL, alias TEXT NOT NULL, tag TEXT NOT NULL, saved TEXT NOT NULL REFERENCES saved(id) ON DELETE CASCADE,
+    PRIMARY KEY (team, alias, tag)
+  ) STRICT, WITHOUT ROWID;
+  CREATE INDEX saved_names_saved ON saved_names(saved);
+  CREATE TABLE checkpoints (
+    id TEXT PRIMARY KEY, sandbox TEXT NOT NULL, snapshot TEXT NOT NULL REFERENCES snapshots(id), name TEXT,
+    created_at INTEGER NOT NULL
+  ) STRICT;
+  CREATE INDEX checkpoints_sandbox ON checkpoints(sandbox, created_at);
+  CREATE INDEX checkpoints_snapshot ON checkpoints(snapshot);
+  `,
 ];

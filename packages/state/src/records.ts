@@ -1,5 +1,5 @@
 /** What the database holds, as its users see it. Times are milliseconds since the epoch. */
-import type { Bytes, LayerId, RunId, SandboxId, SnapshotId, TemplateId } from "@aenv/base";
+import type { Bytes, CheckpointId, LayerId, MemoryId, RunId, SandboxId, SnapshotId, TemplateId } from "@aenv/base";
 
 /** Stored states of a sandbox. `gone` rows stay for a while so that its end can be explained. */
 export const SANDBOX_STATES = ["creating", "running", "pausing", "paused", "resuming", "killing", "gone"] as const;
@@ -43,6 +43,15 @@ export interface LayerRecord {
   createdAt: number;
 }
 
+/** A file of guest memory. `bytes`: of data in it; 0 where that is not known. */
+export interface MemoryFileRecord {
+  id: MemoryId;
+  path: string;
+  kind: "flat" | "delta";
+  bytes: number;
+  createdAt: number;
+}
+
 /** What a snapshot was taken for. */
 export const SNAPSHOT_CAUSES = ["build", "pause", "snapshot", "checkpoint", "fork"] as const;
 export type SnapshotCause = (typeof SNAPSHOT_CAUSES)[number];
@@ -55,8 +64,10 @@ export interface SnapshotRecord {
   /** Whose state it is; absent for a build. */
   sandbox?: SandboxId;
   machine: MachineRecord;
+  /** Where `memory` is empty there is none: a launch is a cold boot of the disk. */
   devicePath: string;
-  memoryPath: string;
+  /** The flat file that VMMs map, then the deltas on it, oldest first. */
+  memory: MemoryFileRecord[];
   diskBytes: Bytes;
   /** Bottom first. */
   layers: LayerRecord[];
@@ -99,6 +110,8 @@ export interface SandboxRecord {
   envVars: Record<string, string>;
   secure: boolean;
   onTimeout: "kill" | "pause";
+  /** At its timeout: false keeps the disk only. */
+  pauseMemory: boolean;
   autoResume: boolean;
   allowInternetAccess: boolean | null;
   allowPublicTraffic: boolean;
@@ -109,18 +122,55 @@ export interface SandboxRecord {
   cause?: string;
 }
 
+/** A snapshot that a user keeps, and can create sandboxes from as from a template. */
+export interface SavedRecord {
+  id: TemplateId;
+  snapshot: SnapshotId;
+  /** Whose state it is. */
+  sandbox: SandboxId;
+  /** The template that sandbox came from. */
+  template: TemplateId;
+  team: string;
+  createdAt: number;
+  lastSpawnedAt?: number;
+  spawnCount: number;
+  names: { team: string; alias: string; tag: string }[];
+}
+
+/** A state in the history of one sandbox to which it can return. */
+export interface CheckpointRecord {
+  id: CheckpointId;
+  sandbox: SandboxId;
+  snapshot: SnapshotId;
+  name?: string;
+  createdAt: number;
+}
+
 export type RunPurpose = "sandbox" | "spare" | "build";
 export interface RunRecord {
   id: RunId;
   purpose: RunPurpose;
+  /** The state that its guest had at its last capture, or else at its launch. */
   snapshot?: SnapshotId;
+  /** A cold boot writes its memory through to this file; absent: it maps the flat file of the snapshot privately. */
+  memoryFile?: string;
   sandbox?: SandboxId;
   /** The driver's versioned handle, once the VMM runs. */
   handle?: object;
   createdAt: number;
 }
 
-export const RESOURCE_KINDS = ["datadir", "rundir", "cgroup", "slot", "disk", "process", "layer", "snapshot"] as const;
+export const RESOURCE_KINDS = [
+  "datadir",
+  "rundir",
+  "cgroup",
+  "slot",
+  "disk",
+  "process",
+  "layer",
+  "snapshot",
+  "memory",
+] as const;
 export type ResourceKind = (typeof RESOURCE_KINDS)[number];
 /** Written before the resource is made (`intent`) and after (`held`); the row goes when it is released. */
 export interface ResourceRecord {

@@ -1,11 +1,14 @@
 import {
   AenvError,
+  type LayerId,
+  parseLayerId,
   parseRunId,
   parseSandboxId,
   parseSnapshotId,
   parseTemplateId,
   type RunId,
   type SandboxId,
+  type SnapshotId,
 } from "@aenv/base";
 import { bool, type Database, int, json, oneOf, optional, type Row, text } from "./database.ts";
 import {
@@ -30,8 +33,8 @@ export class Sandboxes {
   insert(s: SandboxRecord): void {
     this.#db.run(
       `INSERT INTO sandboxes (id, team, template, snapshot, alias, state, run, started_at, end_at, metadata, env_vars,
-         secure, on_timeout, auto_resume, internet, public_traffic, ended_at, cause)
-       VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`,
+         secure, on_timeout, pause_memory, auto_resume, internet, public_traffic, ended_at, cause)
+       VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`,
       s.id,
       s.team,
       s.template,
@@ -45,6 +48,7 @@ export class Sandboxes {
       JSON.stringify(s.envVars),
       s.secure ? 1 : 0,
       s.onTimeout,
+      s.pauseMemory ? 1 : 0,
       s.autoResume ? 1 : 0,
       s.allowInternetAccess === null ? null : s.allowInternetAccess ? 1 : 0,
       s.allowPublicTraffic ? 1 : 0,
@@ -66,6 +70,15 @@ export class Sandboxes {
 
   setTimes(id: SandboxId, startedAt: number, endAt: number): void {
     this.#db.run("UPDATE sandboxes SET started_at = ?, end_at = ? WHERE id = ?", startedAt, endAt, id);
+  }
+
+  setOnTimeout(id: SandboxId, what: SandboxRecord["onTimeout"]): void {
+    this.#db.run("UPDATE sandboxes SET on_timeout = ? WHERE id = ?", what, id);
+  }
+
+  /** What it would be launched from now. */
+  setSnapshot(id: SandboxId, snapshot: SnapshotId): void {
+    this.#db.run("UPDATE sandboxes SET snapshot = ? WHERE id = ?", snapshot, id);
   }
 
   /** The first cause stands. */
@@ -116,10 +129,11 @@ export class Runs {
 
   insert(r: RunRecord): void {
     this.#db.run(
-      "INSERT INTO runs (id, purpose, snapshot, sandbox, handle, created_at) VALUES (?, ?, ?, ?, ?, ?)",
+      "INSERT INTO runs (id, purpose, snapshot, memory_file, sandbox, handle, created_at) VALUES (?, ?, ?, ?, ?, ?, ?)",
       r.id,
       r.purpose,
       r.snapshot ?? null,
+      r.memoryFile ?? null,
       r.sandbox ?? null,
       r.handle === undefined ? null : JSON.stringify(r.handle),
       r.createdAt,
@@ -149,8 +163,34 @@ export class Runs {
     return this.#db.all("SELECT * FROM runs ORDER BY created_at, id").map(run);
   }
 
+  /** A capture was taken of it: its disk stands on the layers of that snapshot. Part of a transaction. */
+  captured(id: RunId, snapshot: SnapshotId): void {
+    this.#db.run("UPDATE runs SET snapshot = ? WHERE id = ?", snapshot, id);
+    this.#db.run("DELETE FROM run_layers WHERE run = ?", id);
+  }
+
+  /** The disk of a run was sealed into a layer that no snapshot has. Part of a transaction. */
+  addLayer(id: RunId, layer: LayerId): void {
+    this.#db.run(
+      "INSERT INTO run_layers (run, position, layer) SELECT ?, coalesce(max(position), -1) + 1, ? FROM run_layers WHERE run = ?",
+      id,
+      layer,
+      id,
+    );
+  }
+
+  /** Layers of its disk above those of its snapshot, bottom first. */
+  layers(id: RunId): LayerId[] {
+    return this.#db
+      .all("SELECT layer FROM run_layers WHERE run = ? ORDER BY position", id)
+      .map((r) => parseLayerId(text(r, "layer")));
+  }
+
   remove(id: RunId): void {
-    this.#db.run("DELETE FROM runs WHERE id = ?", id);
+    this.#db.tx(() => {
+      this.#db.run("DELETE FROM run_layers WHERE run = ?", id);
+      this.#db.run("DELETE FROM runs WHERE id = ?", id);
+    });
   }
 }
 
@@ -250,6 +290,7 @@ const sandbox = (r: Row): SandboxRecord => ({
   envVars: json(r, "env_vars"),
   secure: bool(r, "secure"),
   onTimeout: oneOf(["kill", "pause"], text(r, "on_timeout"), "end action"),
+  pauseMemory: bool(r, "pause_memory"),
   autoResume: bool(r, "auto_resume"),
   allowInternetAccess: r["internet"] === null ? null : bool(r, "internet"),
   allowPublicTraffic: bool(r, "public_traffic"),
@@ -264,6 +305,7 @@ const run = (r: Row): RunRecord => ({
   id: parseRunId(text(r, "id")),
   purpose: oneOf(PURPOSES, text(r, "purpose"), "purpose"),
   ...optional(r, "snapshot", "snapshot", (row, c) => parseSnapshotId(text(row, c))),
+  ...optional(r, "memory_file", "memoryFile", text),
   ...optional(r, "sandbox", "sandbox", (row, c) => parseSandboxId(text(row, c))),
   ...optional(r, "handle", "handle", (row, c) => json<object>(row, c)),
   createdAt: int(r, "created_at"),

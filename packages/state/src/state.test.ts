@@ -4,7 +4,17 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { DatabaseSync } from "node:sqlite";
 import { after, test } from "node:test";
-import { AenvError, bytes, newLayerId, newRunId, newSandboxId, newSnapshotId, newTemplateId } from "@aenv/base";
+import {
+  AenvError,
+  bytes,
+  newCheckpointId,
+  newLayerId,
+  newMemoryId,
+  newRunId,
+  newSandboxId,
+  newSnapshotId,
+  newTemplateId,
+} from "@aenv/base";
 import { DEFAULT_TEAM, type SandboxRecord, type SnapshotRecord, State } from "./index.ts";
 import { MIGRATIONS } from "./migrations.ts";
 
@@ -19,7 +29,10 @@ const snapshot = (): SnapshotRecord => ({
   sandbox: newSandboxId("tst"),
   machine: { vcpus: 1, memoryBytes: bytes(1 << 28), kernel: "/k", initrd: "/i", cmdline: "" },
   devicePath: "/d",
-  memoryPath: "/m",
+  memory: [
+    { id: newMemoryId(), path: "/m/flat", kind: "flat", bytes: 7, createdAt: 1 },
+    { id: newMemoryId(), path: "/m/delta", kind: "delta", bytes: 3, createdAt: 2 },
+  ],
   diskBytes: bytes(1 << 30),
   layers: [1, 2].map((n) => ({ id: newLayerId(), path: `/l${n}`, bytes: n, createdAt: n })),
   defaults: { user: "user", workdir: "/home/user", envVars: { A: "b" } },
@@ -39,6 +52,7 @@ const sandbox = (over: Partial<SandboxRecord> = {}): SandboxRecord => ({
   envVars: {},
   secure: true,
   onTimeout: "kill",
+  pauseMemory: true,
   autoResume: false,
   allowInternetAccess: null,
   allowPublicTraffic: true,
@@ -79,8 +93,102 @@ test("a snapshot keeps the order of its layers, and is unused until a template, 
   assert.deepEqual(state.snapshots.unused(), []);
   state.sandboxes.end(box.id, 5, "killed");
   assert.equal(state.snapshots.unused().length, 1);
+  assert.deepEqual(state.memory.unused(), []);
   state.snapshots.remove(s.id);
   assert.equal(state.layers.unused().length, 2);
+  assert.deepEqual(
+    state.memory
+      .unused()
+      .map((m) => m.path)
+      .toSorted(),
+    ["/m/delta", "/m/flat"],
+  );
+});
+
+test("a memory file is part of several snapshots and unused when the last of them is gone", () => {
+  using state = State.open(fresh());
+  const one = snapshot();
+  const two = { ...snapshot(), memory: one.memory };
+  state.snapshots.add(one);
+  state.snapshots.add(two);
+  state.snapshots.remove(one.id);
+  assert.deepEqual(state.memory.unused(), []);
+  assert.deepEqual(state.snapshots.get(two.id), two);
+  const [flat] = one.memory;
+  assert.ok(flat);
+  state.snapshots.replaceMemory(two.id, [flat]);
+  assert.deepEqual(
+    state.memory.unused().map((m) => m.kind),
+    ["delta"],
+  );
+});
+
+test("a layer of a running disk is in use until the run's next capture or its end", () => {
+  using state = State.open(fresh());
+  const [id, s, layer] = [newRunId(), snapshot(), newLayerId()];
+  state.runs.insert({ id, purpose: "sandbox", createdAt: 1 });
+  state.layers.add({ id: layer, path: "/x", bytes: 1, createdAt: 1 });
+  state.runs.addLayer(id, layer);
+  assert.deepEqual(state.runs.layers(id), [layer]);
+  assert.deepEqual(state.layers.unused(), []);
+  state.snapshots.add(s);
+  state.runs.captured(id, s.id);
+  assert.equal(state.runs.get(id)?.snapshot, s.id);
+  assert.deepEqual(state.runs.layers(id), []);
+  assert.equal(state.layers.unused()[0]?.id, layer);
+  state.runs.addLayer(id, layer);
+  state.runs.remove(id);
+  assert.equal(state.layers.unused()[0]?.id, layer);
+});
+
+test("a saved snapshot is found by id and name; its name goes over to the next that takes it", () => {
+  using state = State.open(fresh());
+  const name = { team: DEFAULT_TEAM, alias: "work", tag: "v1" };
+  const save = (at: number) => {
+    const s = snapshot();
+    state.snapshots.add(s);
+    const record = {
+      id: newTemplateId(),
+      snapshot: s.id,
+      sandbox: newSandboxId("tst"),
+      template: newTemplateId(),
+      team: DEFAULT_TEAM,
+      createdAt: at,
+      spawnCount: 0,
+      names: [name],
+    };
+    state.saved.put(record);
+    return record;
+  };
+  const first = save(1);
+  assert.deepEqual(state.saved.byName(name), first);
+  assert.deepEqual(state.saved.bySnapshot(first.snapshot), first);
+  assert.deepEqual(state.snapshots.unused(), []);
+  const second = save(2);
+  assert.equal(state.saved.byName(name)?.id, second.id);
+  assert.deepEqual(state.saved.get(first.id)?.names, []);
+  assert.deepEqual(
+    state.saved.list().map((s) => s.id),
+    [second.id, first.id],
+  );
+  state.saved.countSpawn(second.id, 9);
+  assert.equal(state.saved.get(second.id)?.spawnCount, 1);
+  assert.equal(state.saved.remove(first.id), true);
+  assert.equal(state.saved.remove(first.id), false);
+  assert.equal(state.snapshots.unused()[0]?.id, first.snapshot);
+});
+
+test("a checkpoint keeps its snapshot until it goes with its sandbox", () => {
+  using state = State.open(fresh());
+  const s = snapshot();
+  state.snapshots.add(s);
+  const c = { id: newCheckpointId(), sandbox: newSandboxId("tst"), snapshot: s.id, name: "start", createdAt: 1 };
+  state.checkpoints.add(c);
+  assert.deepEqual(state.checkpoints.of(c.sandbox), [c]);
+  assert.deepEqual(state.checkpoints.get(c.id), c);
+  assert.deepEqual(state.snapshots.unused(), []);
+  state.checkpoints.removeOf(c.sandbox);
+  assert.equal(state.snapshots.unused()[0]?.id, s.id);
 });
 
 test("a template is found by id, name, alias and snapshot, and a second build keeps its identity", () => {
@@ -191,31 +299,36 @@ test("samples are bounded by age and by number", () => {
 
 const FIXTURES = join(import.meta.dirname, "../test/fixtures");
 
-test("a database of schema 1 opens, keeps all it had, and takes what is new", async () => {
-  const path = fresh();
-  await copyFile(join(FIXTURES, "v1.db"), path);
-  using state = State.open(path);
-  const key = state.keys.verify(`e2b_${"ab".repeat(20)}`);
-  assert.equal(key?.name, "first");
-  const template = state.templates.byAlias("python");
-  assert.equal(template?.name, "base");
-  assert.equal(template.spawnCount, 4);
-  const old = state.snapshots.get(template.snapshot);
-  assert.equal(old?.cause, "build");
-  assert.equal(old.sandbox, undefined);
-  assert.deepEqual(
-    old.layers.map((l) => l.bytes),
-    [123, 45],
-  );
-  const [box] = state.sandboxes.live();
-  assert.deepEqual(box?.metadata, { a: "b" });
-  assert.equal(state.runs.get(box.run as never)?.sandbox, box.id);
-  assert.equal(state.resources.list()[0]?.name, "3");
-  assert.equal(state.events.list(box.id, 0, 10).length, 1);
-  const added = snapshot();
-  state.snapshots.add(added);
-  assert.deepEqual(state.snapshots.get(added.id), added);
-});
+for (const version of [1, 2, 3])
+  test(`a database of schema ${version} opens, keeps all it had, and takes what is new`, async () => {
+    const path = fresh();
+    await copyFile(join(FIXTURES, `v${version}.db`), path);
+    using state = State.open(path);
+    const key = state.keys.verify(`e2b_${"ab".repeat(20)}`);
+    assert.equal(key?.name, "first");
+    const template = state.templates.byAlias("python");
+    assert.equal(template?.name, "base");
+    assert.equal(template.spawnCount, 4);
+    const old = state.snapshots.get(template.snapshot);
+    assert.equal(old?.cause, "build");
+    assert.equal(old.sandbox, undefined);
+    assert.deepEqual(
+      old.layers.map((l) => l.bytes),
+      [123, 45],
+    );
+    assert.equal(old.memory.length, 1);
+    assert.equal(old.memory[0]?.kind, "flat");
+    assert.ok(old.memory[0].path.startsWith("/"));
+    const [box] = state.sandboxes.live();
+    assert.equal(box?.pauseMemory, true);
+    assert.deepEqual(box?.metadata, { a: "b" });
+    assert.equal(state.runs.get(box.run as never)?.sandbox, box.id);
+    assert.equal(state.resources.list()[0]?.name, "3");
+    assert.equal(state.events.list(box.id, 0, 10).length, 1);
+    const added = snapshot();
+    state.snapshots.add(added);
+    assert.deepEqual(state.snapshots.get(added.id), added);
+  });
 
 test("there is a recorded database of every released schema but the newest", async () => {
   const recorded = (await readdir(FIXTURES)).toSorted();

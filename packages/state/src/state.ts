@@ -1,8 +1,9 @@
 import { chmodSync } from "node:fs";
 import { type Clock, systemClock } from "@aenv/base";
-import { Layers, Snapshots, TemplateRows } from "./artifacts.ts";
+import { Layers, MemoryFiles, Snapshots, TemplateRows } from "./artifacts.ts";
 import { Database, text } from "./database.ts";
 import { ApiKeys, DEFAULT_TEAM, Teams } from "./keys.ts";
+import { Checkpoints, SavedSnapshots } from "./saved.ts";
 import { Idempotency, Resources, Runs, Sandboxes } from "./sandboxes.ts";
 import { Events, Samples } from "./series.ts";
 
@@ -15,7 +16,10 @@ export class State implements Disposable {
   readonly teams: Teams;
   readonly keys: ApiKeys;
   readonly layers: Layers;
+  readonly memory: MemoryFiles;
   readonly snapshots: Snapshots;
+  readonly saved: SavedSnapshots;
+  readonly checkpoints: Checkpoints;
   readonly templates: TemplateRows;
   readonly sandboxes: Sandboxes;
   readonly runs: Runs;
@@ -29,7 +33,10 @@ export class State implements Disposable {
     this.teams = new Teams(db, clock);
     this.keys = new ApiKeys(db, clock);
     this.layers = new Layers(db);
+    this.memory = new MemoryFiles(db);
     this.snapshots = new Snapshots(db);
+    this.saved = new SavedSnapshots(db);
+    this.checkpoints = new Checkpoints(db);
     this.templates = new TemplateRows(db);
     this.sandboxes = new Sandboxes(db);
     this.runs = new Runs(db);

@@ -23,7 +23,7 @@ const SLOTS = 64;
 
 const warnings: Logger = {
   debug: () => {},
-  info: () => {},
+  info: (fields, message) => process.env["AENV_TEST_LOG"] && console.error("info:", message, JSON.stringify(fields)),
   warn: (fields, message) => console.error("warn:", message, JSON.stringify(fields)),
   error: (fields, message) => console.error("error:", message, JSON.stringify(fields)),
 };
@@ -188,6 +188,12 @@ export class TestNode implements AsyncDisposable {
       dataDirs: await readdir(join(this.home, "runs")),
       vmms: (await this.life.vmd.list(never)).map((v) => v.run),
     };
+  }
+
+  /** Folders of captured states, by kind. */
+  async artifacts(): Promise<{ snapshots: number; memory: number; layers: number }> {
+    const count = async (name: string): Promise<number> => (await readdir(join(this.home, name))).length;
+    return { snapshots: await count("snapshots"), memory: await count("memory"), layers: await count("layers") };
   }
 
   async [Symbol.asyncDispose](): Promise<void> {

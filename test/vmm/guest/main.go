@@ -74,6 +74,18 @@ func disk() {
 	}
 }
 
+// record writes the tick to the disk and waits until it is there.
+func record(tick uint64) {
+	file, err := os.OpenFile("/dev/vda", os.O_RDWR|syscall.O_SYNC, 0)
+	if err == nil {
+		defer file.Close()
+		_, err = file.WriteAt([]byte(fmt.Sprintf("tick %08d", tick)), 2<<20)
+	}
+	if err != nil {
+		fmt.Println("DISK record", err)
+	}
+}
+
 // churn takes and gives back memory in one piece: what the kernel reports as free to a balloon.
 func churn(size int) {
 	block, err := syscall.Mmap(-1, 0, size, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_ANON|syscall.MAP_PRIVATE)
@@ -142,6 +154,9 @@ func main() {
 		}
 		fill(block, tick)
 		time.Sleep(time.Duration(period) * time.Millisecond)
+		if option(cmdline, "test.record", "") != "" {
+			record(tick)
+		}
 		// The sum is taken after the wait, so that a capture falls between the write and the reading.
 		fmt.Printf("TICK %d %x\n", tick, sha256.Sum256(block))
 		if how != "" && tick >= last {

@@ -1,17 +1,16 @@
 import assert from "node:assert/strict";
-import { spawn } from "node:child_process";
-import { createHash, randomBytes } from "node:crypto";
-import { once } from "node:events";
+import { createHash } from "node:crypto";
 import { existsSync } from "node:fs";
-import { chmod, open, readFile, stat, truncate, writeFile } from "node:fs/promises";
+import { readFile, stat } from "node:fs/promises";
 import { connect } from "node:net";
-import { type TestContext, test } from "node:test";
+import { test } from "node:test";
 import { AenvError, silentLogger, sleep } from "@aenv/base";
 import { isAlive, run } from "@aenv/host";
 import { CONSOLE_LOG_BYTES, JsonLines, jsonLine, type Vm, type VmSpec } from "@aenv/vmm";
 import { QemuDriver } from "@aenv/vmm-qemu";
 import { testGuest } from "./guest.ts";
 import { QemuHarness, startVmd, stopVmd } from "./harness.ts";
+import { nbdServer } from "./nbd-server.ts";
 
 const never = new AbortController().signal;
 const POLL_MS = 20;
@@ -34,34 +33,6 @@ async function parentOf(
   const step = await h.progress(spec);
   await vm.kill();
   return { memory: `${h.dir}/memory`, state: `${h.dir}/state`, step };
-}
-
-/** One NBD server by QEMU's own tool, for any client. */
-async function nbdServer(t: TestContext, h: QemuHarness, name: string): Promise<{ socket: string; file: string }> {
-  const [socket, file] = [`${h.base}/${name}.sock`, `${h.base}/${name}.raw`];
-  await writeFile(file, "");
-  await truncate(file, 8 * 1024 * 1024);
-  const handle = await open(file, "r+");
-  await handle.write(randomBytes(1024 * 1024), 0, 1024 * 1024, 0);
-  await handle.close();
-  const args = [
-    "--socket",
-    socket,
-    "--export-name=disk",
-    "--format=raw",
-    "--persistent",
-    "--shared=0",
-    "--discard=unmap",
-  ];
-  const server = spawn("qemu-nbd", [...args, file], { stdio: "inherit" });
-  t.after(async () => {
-    const ended = once(server, "exit");
-    server.kill();
-    await ended;
-  });
-  await until(() => existsSync(socket));
-  await chmod(socket, 0o666);
-  return { socket, file };
 }
 
 test("disk, network, randomness and balloon are there, before and after a launch", async (t) => {

@@ -1,0 +1,71 @@
+/** The memory of snapshots as files, and how a capture adds one. */
+import { AenvError, type MemoryId } from "@aenv/base";
+import type { StackFiles, TakeSession } from "@aenv/memory";
+import type { MemoryFileRecord, SnapshotRecord } from "@aenv/state";
+import type { MemoryStrategy } from "./capture.ts";
+import type { Context } from "./context.ts";
+import type { VmRun } from "./run.ts";
+
+/** False: only the disk was kept, and a launch is a cold boot. */
+export const hasMemory = (s: Pick<SnapshotRecord, "memory">): boolean => s.memory.length > 0;
+
+export function stackOf(s: Pick<SnapshotRecord, "machine" | "memory">): StackFiles {
+  const [flat, ...deltas] = s.memory;
+  return { memoryBytes: s.machine.memoryBytes, flat: flat?.path, deltas: deltas.map((d) => d.path) };
+}
+
+/** The flat file that VMMs map. */
+export function flatOf(s: SnapshotRecord): MemoryFileRecord {
+  const [flat] = s.memory;
+  if (flat?.kind !== "flat") throw new AenvError("CORRUPT", `snapshot ${s.id} has no memory file`);
+  return flat;
+}
+
+/** Who reads a flat file: VMMs by its group; nobody writes it. */
+export const flatOwner = (ctx: Context): { uid: number; gid: number } => ({ uid: 0, gid: ctx.config.memoryGid });
+
+/**
+ * What differs from the guest's last capture or launch, as a delta; of a guest that was booted cold and never captured,
+ * everything, as a flat file. `goesOn`: the VM runs again before the file is written, so its pages are copied aside.
+ */
+export function takeMemory(ctx: Context, run: VmRun, goesOn: boolean): MemoryStrategy {
+  const parent = run.snapshot === undefined ? undefined : ctx.state.snapshots.get(run.snapshot);
+  const before = parent && hasMemory(parent) ? parent : undefined;
+  let session: TakeSession | undefined;
+  let at: { id: MemoryId; path: string } | undefined;
+  return {
+    kind: before ? "delta" : "flat",
+    async prepare(_run, target, signal) {
+      if (!before && run.memoryFile === undefined)
+        throw new AenvError("INTERNAL", `the state that run ${run.id} was launched from is not known any more`);
+      const source =
+        run.memoryFile === undefined ? { mappings: await run.vm.mappings(signal) } : { file: run.memoryFile };
+      at = { id: target.memory, path: target.memoryPath };
+      session = await ctx.memory.begin({
+        memoryBytes: run.machine.memoryBytes,
+        source,
+        parent: before && stackOf(before),
+        target: target.memoryPath,
+        owner: flatOwner(ctx),
+        bufferBytes: goesOn ? ctx.config.captureBufferBytes : 0,
+      });
+    },
+    whileStopped: async () => await session?.take(),
+    async afterwards(durable) {
+      if (!session || !at) throw new AenvError("INTERNAL", "a capture of memory was not begun");
+      const { bytes } = await session.finish(durable);
+      const file: MemoryFileRecord = { ...at, kind: before ? "delta" : "flat", bytes, createdAt: ctx.clock.now() };
+      return [...(before?.memory ?? []), file];
+    },
+    discard: async () => await session?.discard(),
+  };
+}
+
+/** The disk only. */
+export const noMemory: MemoryStrategy = {
+  kind: "none",
+  prepare: async () => {},
+  whileStopped: async () => {},
+  afterwards: async () => [],
+  discard: async () => {},
+};

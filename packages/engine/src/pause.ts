@@ -1,0 +1,193 @@
+import { AenvError, type SandboxId } from "@aenv/base";
+import { capture, type CapturePlan } from "./capture.ts";
+import type { Context } from "./context.ts";
+import { checkRoom, type Registry } from "./create.ts";
+import { handOver } from "./hand-over.ts";
+import { noMemory, takeMemory } from "./memory-stack.ts";
+import { Phases } from "./phases.ts";
+import type { Pools } from "./pools.ts";
+import { quiesce } from "./quiesce.ts";
+import type { Sandbox } from "./sandbox.ts";
+import type { PauseOptions, ResumeOptions } from "./types.ts";
+
+/** Pause and resume: a sandbox out of its VM, and into another one. */
+export class Pauser {
+  readonly #ctx: Context;
+  readonly #pools: Pools;
+  readonly #registry: Registry;
+  /** Of the last resume: told to all who waited for it. */
+  readonly #failures = new WeakMap<Sandbox, AenvError>();
+
+  constructor(ctx: Context, pools: Pools, registry: Registry) {
+    this.#ctx = ctx;
+    this.#pools = pools;
+    this.#registry = registry;
+  }
+
+  /** False: it was paused already. Joins a pause that runs; waits for a resume that does. */
+  async pause(sandbox: Sandbox, options: PauseOptions, caller: AbortSignal): Promise<boolean> {
+    for (;;) {
+      const { phase } = sandbox;
+      switch (phase.t) {
+        case "paused":
+          return false;
+        case "running": {
+          // A capture that runs comes first: this one then stores what changed since.
+          using _turn = await sandbox.captures.acquire(caller);
+          if (sandbox.state === "running") return await this.#pause(sandbox, options, caller);
+          break;
+        }
+        case "pausing":
+          await orAborted(phase.done, caller);
+          if (sandbox.state === "paused") return true;
+          break;
+        case "resuming":
+          await orAborted(phase.done, caller);
+          break;
+        case "creating":
+        case "killing":
+        case "gone":
+          throw goneWhile(sandbox.id, "paused");
+      }
+    }
+  }
+
+  /** Joins a resume that runs; waits for a pause that does. False: it runs already. */
+  async resume(sandbox: Sandbox, endAt: () => number, options: ResumeOptions, caller: AbortSignal): Promise<boolean> {
+    for (let joined = false; ; ) {
+      const { phase } = sandbox;
+      switch (phase.t) {
+        case "running":
+          return joined;
+        case "paused":
+          await this.#resume(sandbox, endAt, options, caller);
+          return true;
+        case "resuming": {
+          joined = true;
+          await orAborted(phase.done, caller);
+          const failure = this.#failures.get(sandbox);
+          if (failure && sandbox.state === "paused") throw failure;
+          break;
+        }
+        case "pausing":
+          await orAborted(phase.done, caller);
+          break;
+        case "creating":
+        case "killing":
+        case "gone":
+          throw goneWhile(sandbox.id, "resumed");
+      }
+    }
+  }
+
+  async #pause(sandbox: Sandbox, options: PauseOptions, caller: AbortSignal): Promise<boolean> {
+    const ctx = this.#ctx;
+    const { memory: keepMemory = true, requireHealthyGuest = false } = options;
+    const phases = new Phases(ctx.clock);
+    const { run, abort, end } = sandbox.beginPause();
+    try {
+      const signal = AbortSignal.any([caller, abort.signal]);
+      await ctx.step("pausing:after");
+      await phases.time("quiesce", () =>
+        quiesce(ctx, run, sandbox, { sync: !keepMemory, mustAnswer: requireHealthyGuest }, signal),
+      );
+      let committed = (): void => {};
+      await capture(
+        ctx,
+        run,
+        {
+          ...planOf(sandbox),
+          memory: keepMemory ? takeMemory(ctx, run, false) : noMemory,
+          after: "stay",
+          builds: true,
+          cause: "pause",
+          durable: true,
+          commit: (snapshot) => (committed = sandbox.pausedWith(snapshot)),
+        },
+        phases,
+        signal,
+      );
+      committed();
+      this.#registry.events.runEnded(run, sandbox);
+      await ctx.step("paused:after");
+      await phases.time("end", () => run.killVm()).catch(() => {});
+      ctx.tasks.spawn("release", () => run.release());
+      ctx.logger.info({ sandbox: sandbox.id, ms: phases.totalMs, ...phases.phases }, "sandbox paused");
+      return true;
+    } catch (e) {
+      if (sandbox.state === "pausing") {
+        sandbox.pauseFailed(run, e);
+        this.#registry.follow(sandbox);
+      }
+      if (abort.signal.aborted && !caller.aborted) throw goneWhile(sandbox.id, "paused", e);
+      throw AenvError.from(caller.aborted ? caller.reason : e, `pause sandbox ${sandbox.id}`);
+    } finally {
+      end();
+    }
+  }
+
+  async #resume(
+    sandbox: Sandbox,
+    endAt: () => number,
+    { memory = true, autoPause }: ResumeOptions,
+    caller: AbortSignal,
+  ): Promise<void> {
+    const ctx = this.#ctx;
+    checkRoom(ctx, this.#registry);
+    const phases = new Phases(ctx.clock);
+    using _foreground = ctx.foreground.enter();
+    const { abort, end } = sandbox.beginResume();
+    this.#failures.delete(sandbox);
+    try {
+      // Whoever asked first may give up while others wait for the same: it goes on.
+      const { signal } = abort;
+      await ctx.step("resuming:after");
+      const snapshot = ctx.state.snapshots.get(sandbox.snapshot.id) ?? sandbox.snapshot;
+      const from = memory ? snapshot : { ...snapshot, memory: [] };
+      const run = await this.#pools.launchAlone(from, phases, signal);
+      await using undo = new AsyncDisposableStack();
+      undo.defer(() => run.release());
+      await handOver(ctx, run, sandbox, { cause: "resume" }, ctx.config.initDeadlineMs, phases, signal);
+      await ctx.step("resume-commit:before");
+      signal.throwIfAborted();
+      sandbox.resumed(run, endAt(), autoPause);
+      undo.move();
+      this.#registry.follow(sandbox);
+      ctx.logger.info({ sandbox: sandbox.id, ms: phases.totalMs, ...phases.phases }, "sandbox resumed");
+    } catch (e) {
+      const failure = AenvError.from(e, `resume sandbox ${sandbox.id}`);
+      this.#failures.set(sandbox, failure);
+      if (sandbox.state === "resuming") sandbox.resumeFailed(e);
+      throw failure;
+    } finally {
+      end();
+    }
+    caller.throwIfAborted();
+  }
+}
+
+/** What every capture of a sandbox has in common. */
+export function planOf(sandbox: Sandbox): Pick<CapturePlan, "sandbox" | "diskBytes" | "defaults" | "envdVersion"> {
+  const { diskBytes, defaults, envdVersion } = sandbox.snapshot;
+  return { sandbox: sandbox.id, diskBytes, defaults, envdVersion };
+}
+
+export function goneWhile(id: SandboxId, what: string, cause?: unknown): AenvError {
+  return new AenvError("NOT_FOUND", `sandbox ${id} ended while it was to be ${what}`, {
+    cause,
+    data: { sandboxId: id },
+  });
+}
+
+/** Never rejects by `promise`. */
+export function orAborted(promise: Promise<void>, signal: AbortSignal): Promise<void> {
+  return new Promise((resolve, reject) => {
+    const onAbort = (): void => reject(AenvError.from(signal.reason, "wait for another transition"));
+    if (signal.aborted) return onAbort();
+    signal.addEventListener("abort", onAbort, { once: true });
+    void promise.finally(() => {
+      signal.removeEventListener("abort", onAbort);
+      resolve();
+    });
+  });
+}

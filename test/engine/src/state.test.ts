@@ -1,0 +1,124 @@
+/** Pause, resume, snapshot and fork on real parts: what is in the guest goes on, exactly. */
+import assert from "node:assert/strict";
+import { after, before, test } from "node:test";
+import type { SandboxId } from "@aenv/base";
+import type { Engine, EngineConfigInput, SandboxView } from "@aenv/engine";
+import { GuestClient } from "@aenv/guest";
+import { TestNode } from "./node.ts";
+
+const signal = new AbortController().signal;
+const HOUR = 3_600_000;
+const NO_SPARES: Partial<EngineConfigInput> = {
+  pool: { pinned: [], watermarks: { hot: { low: 0, high: 0 }, prepared: { low: 0, high: 0 } }, perTemplate: {} },
+};
+
+let node: TestNode;
+let engine: Engine;
+before(async () => {
+  node = await TestNode.make();
+  engine = await node.open(NO_SPARES);
+  await node.buildTemplate("base", await node.baseLayer());
+});
+after(() => node[Symbol.asyncDispose]());
+
+const create = (template = "base"): Promise<SandboxView> => engine.create({ template, timeoutMs: HOUR }, signal);
+
+async function sh(id: SandboxId, script: string, user = "user"): Promise<string> {
+  const route = engine.route(id);
+  assert.ok(route, `sandbox ${id} runs`);
+  const { host, accessToken } = route;
+  const guest = new GuestClient({ host, ...(accessToken === undefined ? {} : { accessToken }) });
+  try {
+    const result = await guest.exec({ cmd: "/bin/bash", args: ["-c", script], user }, AbortSignal.timeout(60_000));
+    assert.equal(result.exitCode, 0, result.stderr);
+    return result.stdout.trim();
+  } finally {
+    guest.close();
+  }
+}
+
+/** A process that counts, with an open file and data in memory; prints the checksums of both. */
+const START = `
+  head -c 8000000 /dev/urandom > /dev/shm/data; head -c 3000000 /dev/urandom > ~/data
+  (exec 3>~/open; while :; do echo tick >&3; sleep 0.05; done) >/dev/null 2>&1 & echo $! > ~/pid
+  sha256sum /dev/shm/data ~/data; cat /proc/sys/kernel/random/boot_id`;
+const CHECK = "sha256sum /dev/shm/data ~/data; cat /proc/sys/kernel/random/boot_id";
+const ALIVE =
+  "kill -0 $(cat ~/pid); a=$(wc -l < ~/open); while [ $(wc -l < ~/open) = $a ]; do sleep 0.05; done; echo on";
+
+test("a sandbox is paused and resumed again and again: same id, processes, files and memory", async () => {
+  const { sandboxId, envdAccessToken } = await create();
+  const facts = await sh(sandboxId, START);
+  for (let cycle = 0; cycle < 4; cycle++) {
+    assert.equal(await engine.pause(sandboxId, {}, signal), true);
+    assert.equal(engine.get(sandboxId).state, "paused");
+    assert.equal(engine.route(sandboxId), undefined);
+    const { view, resumed } = await engine.connect(sandboxId, HOUR, signal);
+    assert.equal(resumed, true);
+    assert.equal(view.envdAccessToken, envdAccessToken);
+    assert.equal(await sh(sandboxId, CHECK), facts);
+    assert.equal(await sh(sandboxId, ALIVE), "on");
+    await sh(sandboxId, "echo 3 > /proc/sys/vm/drop_caches", "root");
+    assert.equal(await sh(sandboxId, CHECK), facts);
+    const clock = Number(await sh(sandboxId, "date +%s"));
+    assert.ok(Math.abs(clock - Date.now() / 1000) < 5, "the guest's clock is right");
+  }
+  await engine.kill(sandboxId);
+});
+
+test("children of a fork and sandboxes of a snapshot have the source's memory and files, and are machines of their own", async () => {
+  const { sandboxId } = await create();
+  const facts = await sh(sandboxId, START);
+  const results = await engine.fork(sandboxId, { count: 3, timeoutMs: HOUR }, signal);
+  const children = results.map((r) => {
+    assert.ok("view" in r, "error" in r ? String(r.error) : "");
+    return r.view.sandboxId;
+  });
+  const saved = await engine.snapshot(sandboxId, { name: "work:v1" }, signal);
+  const made = await create("work:v1");
+  assert.equal(saved.names[0], "default/work:v1");
+  const all = [sandboxId, ...children, made.sandboxId];
+  const own = await Promise.all(
+    all.map(async (id) => {
+      assert.equal(await sh(id, CHECK), facts);
+      assert.equal(await sh(id, ALIVE), "on");
+      assert.equal(await sh(id, "hostname"), id);
+      await sh(id, `echo ${id} > ~/mine; sync`);
+      return await sh(id, "cat /etc/machine-id; head -c 16 /dev/urandom | base64; cat ~/mine");
+    }),
+  );
+  assert.equal(new Set(own.flatMap((o) => o.split("\n"))).size, 3 * all.length, "nothing is drawn twice");
+  for (const id of all) await engine.kill(id);
+  assert.equal(await engine.deleteSnapshot("work:v1"), true);
+});
+
+test("a pause without memory keeps the files and boots again", async () => {
+  const { sandboxId } = await create();
+  const [, disk, boot] = (await sh(sandboxId, START)).split("\n");
+  assert.equal(await engine.pause(sandboxId, { memory: false }, signal), true);
+  assert.equal((await engine.connect(sandboxId, HOUR, signal)).resumed, true);
+  assert.equal(await sh(sandboxId, "sha256sum ~/data"), disk);
+  assert.notEqual(await sh(sandboxId, "cat /proc/sys/kernel/random/boot_id"), boot);
+  // A machine that was booted, not launched, is captured like any other.
+  const facts = await sh(sandboxId, START);
+  for (let cycle = 0; cycle < 2; cycle++) {
+    assert.equal(await engine.pause(sandboxId, {}, signal), true);
+    assert.equal((await engine.connect(sandboxId, HOUR, signal)).resumed, true);
+    assert.equal(await sh(sandboxId, CHECK), facts);
+    assert.equal(await sh(sandboxId, ALIVE), "on");
+  }
+  await engine.kill(sandboxId);
+});
+
+test("at the end nothing is left but the template", async () => {
+  const end = performance.now() + 60_000;
+  const left = async () => {
+    const { snapshots, memory, layers } = await node.artifacts();
+    const owned = engine.resources().map((r) => r.name);
+    // The template's own: its state, its memory, and its disk on the base layer.
+    return { ...(await node.leftovers()), owned, artifacts: [snapshots - 1, memory - 1, layers - 2] };
+  };
+  const nothing = (all: object): boolean => Object.values(all).every((v: unknown[]) => v.every((n) => n === 0));
+  while (!nothing(await left()) && performance.now() < end) await new Promise((resolve) => setTimeout(resolve, 20));
+  assert.ok(nothing(await left()), JSON.stringify(await left()));
+});
