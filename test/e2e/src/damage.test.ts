@@ -22,7 +22,9 @@ async function baseMemory(): Promise<string> {
     .map((folder) => JSON.parse(readFileSync(join(folder, "manifest.json"), "utf8")) as Record<string, unknown>)
     .filter((m) => m["cause"] === "build")
     .toSorted((a, b) => Number(b["createdAt"]) - Number(a["createdAt"]));
-  return String(built[0]?.["memoryPath"]);
+  const files = built[0]?.["memory"] as { path: string }[] | undefined;
+  assert.ok(files?.[0], `no built snapshot with a memory file in ${folders.join(", ")}`);
+  return files[0].path;
 }
 
 test("a damaged base is named by the doctor and built again by set-up; what runs goes on", {
