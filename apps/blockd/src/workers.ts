@@ -12,7 +12,10 @@ export class DiskWorker {
 
   /** `onCrash` is called when the thread ends by itself; its disks are then not served. */
   constructor(logger: Logger, onCrash: (e: Error) => void) {
-    this.#worker = new Worker(new URL("./worker.ts", import.meta.url));
+    this.#worker = new Worker(new URL("./worker.ts", import.meta.url), {
+      // Node takes files that optimised code has closed for open still: it warns, and at its end closes whose they are now.
+      trackUnmanagedFds: false,
+    });
     this.#worker.on("message", (m: FromWorker) => {
       if (m.kind === "log") return logger[m.level](m.fields, m.message);
       const waiting = this.#waiting.get(m.id);
