@@ -6,6 +6,7 @@ import { fastify, type FastifyInstance, type FastifyReply, type FastifyRequest }
 import { authenticate, type Caller, type KeyStore } from "./auth.ts";
 import { type Call, type Handlers, parseBody, parseJson, parseQuery, type Reply } from "./call.ts";
 import { toAenvError, type WireError, wireError } from "./errors.ts";
+import { drain } from "./drain.ts";
 import type { ServerMetrics } from "./metrics.ts";
 
 const BODY_LIMIT_BYTES = 16 * 1024 * 1024;
@@ -125,10 +126,14 @@ function addHooks(app: FastifyInstance, deps: AppDeps): void {
   });
 }
 
-function sendError(e: unknown, request: FastifyRequest, reply: FastifyReply, deps: AppDeps): FastifyReply {
+async function sendError(
+  e: unknown,
+  request: FastifyRequest,
+  reply: FastifyReply,
+  deps: AppDeps,
+): Promise<FastifyReply> {
   const { status, body, headers } = wireError(toAenvError(e, deps.logger, request.id));
-  // What is left of the body is not worth reading.
-  if (!request.raw.complete) reply.header("connection", "close");
+  if (!(await drain(request.raw))) reply.header("connection", "close");
   return reply.code(status).headers(headers).send(body);
 }
 
