@@ -110,7 +110,13 @@ async function settle(): Promise<void> {
   }
 }
 
-/** Sends to each target what a guest could try, and asserts that nobody heard it and nothing came back. */
+/** A reset, or ICMP's "unreachable": what a guest gets that is refused. */
+const RST = 0x04;
+const UNREACHABLE = 3;
+const isRefusal = (s: Seen): boolean =>
+  (s.kind === "tcp" && (s.code & RST) !== 0) || (s.kind === "icmp" && s.code === UNREACHABLE && s.src === GATEWAY_IP);
+
+/** Sends to each target what a guest could try, and asserts that nobody heard it and nothing came back but refusals. */
 async function assertUnreachable(targets: readonly Target[]): Promise<void> {
   const word = `knock ${++marks}`;
   const frames = targets.flatMap(({ address, port }, i) => [
@@ -123,7 +129,7 @@ async function assertUnreachable(targets: readonly Target[]): Promise<void> {
   await settle();
   const heard = [outside, lan, host, b.agent].flatMap((l) => l.heard.all).filter((h) => h.text === word);
   assert.deepEqual(heard, []);
-  const back = a.seen.all.slice(from).filter((s) => s.src !== world.SITE);
+  const back = a.seen.all.slice(from).filter((s) => s.src !== world.SITE && !isRefusal(s));
   const names = back.map((s: Seen) => `${targets.find((t) => t.address === s.src)?.name}: ${JSON.stringify(s)}`);
   assert.deepEqual(names, []);
 }
@@ -222,6 +228,36 @@ describe("a guest never reaches", () => {
     const { stdout } = await run("ip", ["-6", "-o", "addr", "show", "dev", `av${INSTANCE}-${slotA.index}`]);
     assert.equal(stdout, "");
   });
+});
+
+test("a guest that asks for a private range or another guest is refused at once", async () => {
+  for (const { address, port } of [
+    ...world.PRIVATE.map((p) => ({ address: p, port: 80 })),
+    { address: slotB.hostIp, port: 80 },
+  ])
+    assert.match(await a.agent.connect(address, port), /^error (ECONNREFUSED|EHOSTUNREACH)$/, address);
+  const from = a.seen.all.length;
+  // The kernel answers one guest with few of these in a second: it may have to be asked again.
+  const asking = setInterval(() => a.send(udp("10.9.9.9", 80, "refused")), 100);
+  try {
+    await a.seen.until(
+      "a refusal over ICMP",
+      (s) => a.seen.all.indexOf(s) >= from && s.kind === "icmp" && isRefusal(s),
+    );
+  } finally {
+    clearInterval(asking);
+  }
+});
+
+test("a flood of what is refused is answered by far fewer refusals, and leaves no tracked connection", async () => {
+  const before = await world.tracked(slotA.netns);
+  const from = a.seen.all.length;
+  const flood = 5000;
+  for (let port = 1; port <= flood; port++) a.send(udp("10.9.9.9", port, "flood"), tcpSyn("10.9.9.9", port, 9000));
+  await settle();
+  assert.ok(a.seen.all.slice(from).filter(isRefusal).length < flood / 2);
+  // The mark of settle() is a connection.
+  assert.ok((await world.tracked(slotA.netns)) <= before + 1);
 });
 
 test("ARP answers for the gateway only, and only to the guest's own address", async () => {

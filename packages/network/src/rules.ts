@@ -12,6 +12,9 @@ export const GATEWAY_MAC = "02:fc:00:00:00:01";
 /** Before conntrack (-200) and before raw (-300), after defragmentation (-400): what is refused here costs no state. */
 const GUARD_PRIORITY = -310;
 
+/** A guest that asks for what is never allowed is told so at once; one that floods is told no more often than this. */
+const REFUSALS_PER_SECOND = 100;
+
 export interface NodeRules {
   instance: string;
   block: Cidr;
@@ -164,9 +167,14 @@ export function slotRules(instance: string, slot: SlotPlan, node: Destinations, 
   chain from_guest {
     ip daddr ${GATEWAY_IP} accept
     ip daddr @dns meta l4proto { tcp, udp } th dport 53 accept
-    ip daddr @denied counter drop
     fib daddr type != unicast counter drop
+    ip daddr @denied jump forbidden
     accept
+  }
+  chain forbidden {
+    limit rate over ${REFUSALS_PER_SECOND}/second burst ${REFUSALS_PER_SECOND} packets counter drop
+    meta l4proto tcp counter reject with tcp reset
+    counter reject with icmp type admin-prohibited
   }
   chain to_guest {
     type nat hook prerouting priority dstnat; policy accept;
