@@ -1,6 +1,14 @@
 import { closeSync } from "node:fs";
-import { EMPTY_MAP, type ExtentMap, FileSource, type LayerRef, mergeStack, openLayer } from "@aenv/block";
-import type { Sealed, SharedFile, SharedStack } from "./protocol.ts";
+import {
+  EMPTY_MAP,
+  type ExtentMap,
+  FileSource,
+  type LayerRef,
+  mergeStack,
+  openLayer,
+  type SharedFile,
+} from "@aenv/block";
+import type { Sealed, SharedStack } from "./protocol.ts";
 
 interface OpenLayer {
   file: SharedFile;
@@ -63,7 +71,8 @@ export class LayerTable {
     let layer = this.#layers.get(path);
     if (!layer) {
       const opened = openLayer(path);
-      const file = { path, fd: opened.fd, warm: FileSource.warmMap(opened.bytes) };
+      const { fd, form } = opened;
+      const file = { path, fd, form, warm: FileSource.warmMap(opened.bytes) };
       layer = { file, map: opened.extents, bytes: opened.bytes, users: 0 };
       this.#layers.set(path, layer);
     }

@@ -1,12 +1,6 @@
-import type { ExtentMap, LayerRef, UpperFiles } from "@aenv/block";
+import type { ExtentMap, LayerRef, SharedFile, UpperFiles } from "@aenv/block";
 
 /** Messages between the control thread and the disk workers. Typed arrays are over shared memory; file numbers are the process's. */
-export interface SharedFile {
-  path: string;
-  fd: number;
-  warm: Uint8Array;
-}
-
 export interface SharedStack {
   map: ExtentMap;
   files: SharedFile[];

@@ -3,7 +3,7 @@ import { chmodSync, copyFileSync, existsSync, lchownSync, mkdirSync, renameSync,
 import { dirname } from "node:path";
 import { parentPort } from "node:worker_threads";
 import { AenvError, errnoOf, type Logger } from "@aenv/base";
-import { Disk, FileSource, openLayer, overlay, type Stack, Upper } from "@aenv/block";
+import { Disk, openLayer, openSource, overlay, type Stack, Upper } from "@aenv/block";
 import { BufferPool, NbdServer } from "@aenv/nbd";
 import type {
   CallName,
@@ -71,7 +71,7 @@ function find(name: string): Served {
 }
 
 function toStack(shared: SharedStack): Stack {
-  return { map: shared.map, files: shared.files.map((f) => new FileSource(f.path, f.fd, f.warm)) };
+  return { map: shared.map, files: shared.files.map(openSource) };
 }
 
 async function openDisk(spec: OpenDisk): Promise<undefined> {
@@ -136,9 +136,9 @@ async function sealDisk({ disk: name, target, nextUpper }: SealDisk): Promise<Se
     const layer = openLayer(target.path);
     const { stack, upperWarm: warm } = disk;
     const map = overlay(stack.map, layer.extents, stack.files.length);
-    const source = new FileSource(layer.path, layer.fd, warm);
+    const file = { path: layer.path, fd: layer.fd, warm, form: layer.form };
+    const source = openSource(file);
     served.next = { stack: { map, files: [...stack.files, source] }, upper: next };
-    const file = { path: layer.path, fd: layer.fd, warm };
     return { bytes: layer.bytes, extents: layer.extents.count, file, layerMap: layer.extents, map };
   } catch (e) {
     if (moved) renameSync(target.path, old.files.data);

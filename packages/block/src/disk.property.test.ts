@@ -6,6 +6,7 @@ import { test } from "node:test";
 import fc from "fast-check";
 import { ModelDisk } from "../test/model.ts";
 import { LayerWriter } from "./layer-writer.ts";
+import { fileSink } from "./sink.ts";
 
 const SIZE = 256 * 1024;
 const SECTORS = SIZE / 512;
@@ -139,7 +140,7 @@ test("a layer of other software, with extents of single sectors, is read, covere
       const path = join(m.dir, "base.lsmt");
       const content = Buffer.alloc(SIZE);
       const file = await open(path, "w");
-      const writer = new LayerWriter(file, { virtualSize: SIZE });
+      const writer = new LayerWriter(fileSink(file), { virtualSize: SIZE });
       for (const sector of list.toSorted((a, b) => a - b)) {
         if (sector % 5 === 0) await writer.zero(sector * 512, 512);
         else {

@@ -2,7 +2,7 @@ import { AenvError, Mutex } from "@aenv/base";
 import { BLOCK_BYTES, BLOCK_SECTORS, follower, UNMAPPED, ZERO_BIT } from "./blocks.ts";
 import { EMPTY_MAP, type ExtentMap, findExtent, ZEROED } from "./extents.ts";
 import { SECTOR } from "./format.ts";
-import { FileSource } from "./source.ts";
+import { FileSource, type Source } from "./source.ts";
 import { type Upper, writeExact, writeExactAsync } from "./upper.ts";
 
 /** A write of 4 KiB to 1 MiB takes well under this, unless the host makes the writer wait for its devices. */
@@ -22,7 +22,7 @@ interface Put {
 /** Sealed layers under one merged index; `files` are numbered as the index numbers them. */
 export interface Stack {
   map: ExtentMap;
-  files: readonly FileSource[];
+  files: readonly Source[];
 }
 
 export const EMPTY_STACK: Stack = { map: EMPTY_MAP, files: [] };
@@ -40,7 +40,7 @@ const COLLECT = 2;
 type ColdMode = typeof REFUSE | typeof BLOCK | typeof COLLECT;
 
 interface ColdRange {
-  file: FileSource;
+  file: Source;
   position: number;
   length: number;
 }
@@ -339,7 +339,7 @@ export class Disk {
         if (mode !== COLLECT) into.fill(0, target, target + limit - position);
       } else {
         const place = (map.place[i] as number) * SECTOR + position - start;
-        if (!this.#fillFrom(files[file] as FileSource, place, limit - position, into, target, mode)) return false;
+        if (!this.#fillFrom(files[file] as Source, place, limit - position, into, target, mode)) return false;
       }
       position = limit;
       i++;
@@ -347,7 +347,7 @@ export class Disk {
     return true;
   }
 
-  #fillFrom(file: FileSource, place: number, length: number, into: Buffer, at: number, mode: ColdMode): boolean {
+  #fillFrom(file: Source, place: number, length: number, into: Buffer, at: number, mode: ColdMode): boolean {
     if (mode !== BLOCK && !file.isWarm(place, length)) {
       if (mode === REFUSE) return false;
       this.#cold.push({ file, position: place, length });

@@ -6,6 +6,7 @@ import { publishFile } from "@aenv/host";
 import { BLOCK_BYTES } from "./blocks.ts";
 import type { LayerInfo } from "./control.ts";
 import { LayerWriter } from "./layer-writer.ts";
+import { fileSink } from "./sink.ts";
 
 /** Read at once; holes of a sparse file come from the page cache as zeros, faster than any way to ask for them. */
 const STEP_BYTES = 4 * 1024 * 1024;
@@ -23,7 +24,7 @@ export async function importRaw(rawPath: string, target: { id: LayerId; path: st
     let result = { bytes: 0, extents: 0 };
     await publishFile(target.path, async (file) => {
       const virtualSize = Math.ceil(size / BLOCK_BYTES) * BLOCK_BYTES;
-      const writer = new LayerWriter(file, { virtualSize, uuid: randomUUID() });
+      const writer = new LayerWriter(fileSink(file), { virtualSize, uuid: randomUUID() });
       const step = Buffer.allocUnsafeSlow(STEP_BYTES);
       for (let at = 0; at < size; at += STEP_BYTES) {
         const length = Math.min(STEP_BYTES, size - at);

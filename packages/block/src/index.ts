@@ -11,7 +11,12 @@ export {
 export { Disk, type DiskExtent, EMPTY_STACK, type Stack } from "./disk.ts";
 export { EMPTY_MAP, ExtentBuilder, type ExtentMap, findExtent, mergeStack, overlay, ZEROED } from "./extents.ts";
 export { importRaw } from "./import.ts";
-export { openLayer, type SealedLayer } from "./layer.ts";
+export { type LayerForm, openLayer, type SealedLayer } from "./layer.ts";
 export { LayerWriter, type LayerWriterOptions } from "./layer-writer.ts";
-export { FileSource } from "./source.ts";
+export { mergeLayers, type MergeOptions } from "./merge.ts";
+export { fileSink, type Sink } from "./sink.ts";
+export { FileSource, openSource, type SharedFile, type Source } from "./source.ts";
 export { type Durability, Upper, type UpperFiles } from "./upper.ts";
+export { type ZFileOptions, ZFileWriter } from "./zfile.ts";
+export type { Compression } from "./zfile-codec.ts";
+export { TarWriter, tarBytes } from "./tar.ts";

@@ -1,4 +1,3 @@
-import type { FileHandle } from "node:fs/promises";
 import { AenvError } from "@aenv/base";
 import {
   ENTRY_BYTES,
@@ -11,6 +10,10 @@ import {
   putInvalidEntry,
   SECTOR,
 } from "./format.ts";
+import type { Sink } from "./sink.ts";
+
+/** Small pieces of data are written together. */
+const STAGE_BYTES = 256 * 1024;
 
 export interface LayerWriterOptions {
   virtualSize: number;
@@ -21,8 +24,10 @@ export interface LayerWriterOptions {
 
 /** Writes a sealed, compacted layer in one sequential pass: `data` and `zero` with rising offsets, then `finish`. */
 export class LayerWriter {
-  readonly #file: FileHandle;
+  readonly #sink: Sink;
   readonly #options: LayerWriterOptions;
+  #stage = NOTHING;
+  #staged = 0;
   #position = 0;
   #sector = 0;
   #index = Buffer.alloc(4096);
@@ -30,8 +35,8 @@ export class LayerWriter {
   /** The extent being gathered: neighbours become one entry. */
   #run = { start: 0, length: 0, place: 0, zeroed: false };
 
-  constructor(file: FileHandle, options: LayerWriterOptions) {
-    this.#file = file;
+  constructor(sink: Sink, options: LayerWriterOptions) {
+    this.#sink = sink;
     this.#options = options;
   }
 
@@ -43,7 +48,7 @@ export class LayerWriter {
   async data(offset: number, data: Buffer): Promise<void> {
     await this.#header();
     this.#add(offset, data.length, false);
-    await writeAll(this.#file, data, this.#position);
+    await this.#append(data);
     this.#position += data.length;
   }
 
@@ -53,7 +58,7 @@ export class LayerWriter {
     this.#add(offset, length, true);
   }
 
-  /** Writes index and trailer; returns the size of the file. Syncing and naming the file is the caller's. */
+  /** Writes index and trailer; returns the size of the layer. Completing the sink is the caller's. */
   async finish(): Promise<{ bytes: number; extents: number }> {
     await this.#header();
     this.#endRun();
@@ -64,14 +69,29 @@ export class LayerWriter {
     for (let i = extents; i < padded; i++) putInvalidEntry(this.#index, i * ENTRY_BYTES);
     const trailer = encodeHeader("trailer", { ...this.#options, indexOffset, indexEntries: padded });
     const tail = Buffer.concat([this.#index.subarray(0, padded * ENTRY_BYTES), trailer]);
-    await writeAll(this.#file, tail, indexOffset);
+    await this.#append(tail);
+    await this.#flush();
     return { bytes: indexOffset + tail.length, extents };
   }
 
   async #header(): Promise<void> {
     if (this.#position > 0) return;
-    await writeAll(this.#file, encodeHeader("sealed-header", this.#options), 0);
+    await this.#append(encodeHeader("sealed-header", this.#options));
     this.#position = HEADER_BYTES;
+  }
+
+  async #append(data: Buffer): Promise<void> {
+    if (this.#staged + data.length > STAGE_BYTES) await this.#flush();
+    if (data.length >= STAGE_BYTES) return await this.#sink.write(data);
+    if (this.#stage.length === 0) this.#stage = Buffer.allocUnsafeSlow(STAGE_BYTES);
+    data.copy(this.#stage, this.#staged);
+    this.#staged += data.length;
+  }
+
+  async #flush(): Promise<void> {
+    if (this.#staged === 0) return;
+    await this.#sink.write(this.#stage.subarray(0, this.#staged));
+    this.#staged = 0;
   }
 
   #add(offset: number, length: number, zeroed: boolean): void {
@@ -114,9 +134,4 @@ export class LayerWriter {
   }
 }
 
-async function writeAll(file: FileHandle, data: Buffer, at: number): Promise<void> {
-  let done = 0;
-  while (done < data.length) {
-    done += (await file.write(data, done, data.length - done, at + done)).bytesWritten;
-  }
-}
+const NOTHING = Buffer.alloc(0);

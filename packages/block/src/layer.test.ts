@@ -12,6 +12,7 @@ import { ENTRY_BYTES, type Entry, encodeHeader, HEADER_BYTES, putEntry, readEntr
 import { importRaw } from "./import.ts";
 import { openLayer } from "./layer.ts";
 import { LayerWriter } from "./layer-writer.ts";
+import { fileSink } from "./sink.ts";
 
 const VECTORS = join(import.meta.dirname, "../test/vectors");
 const vector = (name: string): string => join(VECTORS, name);
@@ -58,7 +59,10 @@ test(
   withDir(async (dir) => {
     const path = join(dir, "layer");
     const file = await open(path, "w");
-    const writer = new LayerWriter(file, { virtualSize: 1024 * 1024, uuid: "11111111-2222-4333-8444-555555555555" });
+    const writer = new LayerWriter(fileSink(file), {
+      virtualSize: 1024 * 1024,
+      uuid: "11111111-2222-4333-8444-555555555555",
+    });
     await writer.data(4096, Buffer.alloc(4096, 0xaa));
     await writer.data(524288, Buffer.alloc(1536, 0xbb));
     assert.deepEqual(await writer.finish(), { bytes: 17920, extents: 2 });

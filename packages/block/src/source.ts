@@ -1,6 +1,8 @@
 import { read as readCallback } from "node:fs";
 import { promisify } from "node:util";
+import type { LayerForm } from "./layer.ts";
 import { readFull } from "./upper.ts";
+import { ZFileSource } from "./zfile-source.ts";
 
 /** Unit in which we remember what the page cache holds; the kernel's own read-ahead is as long. */
 const REGION_BYTES = 128 * 1024;
@@ -9,12 +11,63 @@ const COLD_READ_MS = 4;
 
 const readAsync = promisify(readCallback);
 
+/** What a disk reads the data of a layer from. Positions and lengths are bytes of the layer. */
+export interface Source {
+  readonly path: string;
+  /** `read` of the range would not wait for a device or a network. */
+  isWarm(position: number, length: number): boolean;
+  /** Blocks until the range is read; only for what is warm or was just loaded. */
+  read(into: Buffer, at: number, length: number, position: number): void;
+  /** Makes the range warm without blocking this thread. */
+  load(position: number, length: number): Promise<void>;
+}
+
+/** An open file as threads share it. */
+export interface SharedFile {
+  path: string;
+  fd: number;
+  warm: Uint8Array;
+  form: LayerForm;
+}
+
+/** The layer in an open file, whatever it is wrapped in. */
+export function openSource({ path, fd, warm, form }: SharedFile): Source {
+  const file = new FileSource(path, fd, warm);
+  const payload = form.offset === 0 ? file : new WindowSource(file, form.offset);
+  return form.zfile ? new ZFileSource(payload, form.zfile) : payload;
+}
+
+/** A file without its first bytes. */
+class WindowSource implements Source {
+  readonly path: string;
+  readonly #file: Source;
+  readonly #offset: number;
+
+  constructor(file: Source, offset: number) {
+    this.path = file.path;
+    this.#file = file;
+    this.#offset = offset;
+  }
+
+  isWarm(position: number, length: number): boolean {
+    return this.#file.isWarm(position + this.#offset, length);
+  }
+
+  read(into: Buffer, at: number, length: number, position: number): void {
+    this.#file.read(into, at, length, position + this.#offset);
+  }
+
+  load(position: number, length: number): Promise<void> {
+    return this.#file.load(position + this.#offset, length);
+  }
+}
+
 /**
  * A file that is read straight from the page cache where we believe it to be there (`pread` on this thread costs a
  * tenth of a trip through the thread pool), and fetched by the thread pool where not, so that a cold disk never
  * blocks the others of this thread for long. `warm` may be shared by threads.
  */
-export class FileSource {
+export class FileSource implements Source {
   readonly path: string;
   readonly fd: number;
   readonly warm: Uint8Array;

@@ -27,7 +27,7 @@ import {
   readEntry,
   SECTOR,
 } from "./format.ts";
-import { readExact } from "./layer.ts";
+import { readExact } from "./reads.ts";
 
 const fdatasync = promisify(fdatasyncCallback);
 const write = promisify(writeCallback);

@@ -5,9 +5,12 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { Disk, EMPTY_STACK, type Stack } from "../src/disk.ts";
 import { overlay } from "../src/extents.ts";
-import { openLayer } from "../src/layer.ts";
-import { FileSource } from "../src/source.ts";
+import { openLayer, type SealedLayer } from "../src/layer.ts";
+import { FileSource, openSource, type Source } from "../src/source.ts";
+
 import { type Durability, Upper, type UpperFiles } from "../src/upper.ts";
+
+const sourceOf = (layer: SealedLayer): Source => openSource({ ...layer, warm: FileSource.warmMap(layer.bytes) });
 
 export class ModelDisk implements AsyncDisposable {
   readonly dir: string;
@@ -98,7 +101,7 @@ export class ModelDisk implements AsyncDisposable {
     this.#fds.push(layer.fd);
     this.#stack = {
       map: layer.extents,
-      files: [new FileSource(path, layer.fd, FileSource.warmMap(layer.bytes))],
+      files: [sourceOf(layer)],
     };
     content.copy(this.model);
     await this.disk.close();
@@ -115,9 +118,8 @@ export class ModelDisk implements AsyncDisposable {
     this.#generation++;
     const layer = openLayer(path);
     this.#fds.push(layer.fd);
-    const source = new FileSource(path, layer.fd, FileSource.warmMap(layer.bytes));
     const map = overlay(this.#stack.map, layer.extents, this.#stack.files.length);
-    this.#stack = { map, files: [...this.#stack.files, source] };
+    this.#stack = { map, files: [...this.#stack.files, sourceOf(layer)] };
     this.disk.replace(this.#stack, Upper.create(this.#files(), this.size, this.durability));
     old.close();
   }
