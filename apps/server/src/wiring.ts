@@ -5,12 +5,12 @@ import { join } from "node:path";
 import { AenvError, type Logger, messageOf, type SandboxId, systemClock, TaskGroup } from "@aenv/base";
 import { BlockdClient } from "@aenv/block";
 import type { Check, DoctorReport } from "@aenv/contract";
-import { damageOf, Engine } from "@aenv/engine";
+import { damageOf, Engine, type Route } from "@aenv/engine";
 import { GuestClient } from "@aenv/guest";
 import { Cgroups, guestResolvers } from "@aenv/host";
 import { readBaseManifest } from "@aenv/images";
 import { Network, type NetworkOptions } from "@aenv/network";
-import { createEdge, createFrontServer, type Edge, type EdgeError, type Target } from "@aenv/proxy";
+import { createEdge, createFrontServer, type Asleep, type Edge, type EdgeError, type Target } from "@aenv/proxy";
 import { State } from "@aenv/state";
 import { type Probe, VmdClient } from "@aenv/vmm";
 import { QemuDriver } from "@aenv/vmm-qemu";
@@ -177,9 +177,36 @@ async function openNetwork(config: ServerConfig, state: State, logger: Logger): 
   return network;
 }
 
-function targetOf(engine: Engine, id: string, port: number): Target | EdgeError {
-  const route = engine.route(id as SandboxId);
-  if (!route) return { error: "not_found" };
+function targetOf(engine: Engine, id: string, port: number): Target | EdgeError | Asleep {
+  const sandboxId = id as SandboxId;
+  const route = engine.route(sandboxId);
+  if (route) return targetAt(route, port);
+  const asleep = engine.asleep(sandboxId);
+  if (!asleep) return { error: "not_found" };
+  return {
+    ...(asleep.accessToken === undefined ? {} : { accessToken: asleep.accessToken }),
+    ...(asleep.trafficToken === undefined ? {} : { requiredTrafficToken: asleep.trafficToken }),
+    wake: async (signal) => {
+      try {
+        const woken = await engine.resumeForTraffic(sandboxId, signal);
+        return woken ? targetAt(woken, port) : { error: "not_found" };
+      } catch (e) {
+        return unwoken(AenvError.from(e, `wake sandbox ${id}`));
+      }
+    },
+  };
+}
+
+/** What the one who asked a paused sandbox is told; why is in the log. */
+function unwoken({ code }: AenvError): EdgeError {
+  if (code === "NOT_FOUND") return { error: "not_found" };
+  if (code === "IN_TRANSITION" || code === "CONFLICT") return { error: "conflict" };
+  if (code === "RATE_LIMITED")
+    return { error: "unavailable", message: "The sandbox is paused, and its node runs as many as it may" };
+  return { error: "unavailable", message: "The sandbox is paused and could not be resumed" };
+}
+
+function targetAt(route: Route, port: number): Target {
   return {
     run: route.run,
     host: route.host,

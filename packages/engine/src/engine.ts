@@ -26,7 +26,8 @@ import { Foreground } from "./foreground.ts";
 import { IdempotentCreates } from "./idempotency.ts";
 import { listPage } from "./list.ts";
 import { Paths } from "./paths.ts";
-import { Pauser } from "./pause.ts";
+import { hasMemory } from "./memory-stack.ts";
+import { orAborted, Pauser } from "./pause.ts";
 import { Pools } from "./pools.ts";
 import type { BlockdPort, CgroupsPort, GuestFactory, NetworkPort } from "./ports.ts";
 import { recover } from "./recovery.ts";
@@ -336,12 +337,21 @@ export class Engine implements AsyncDisposable {
     return Promise.reject(notYet());
   }
 
-  /** For the edge: resumes a paused sandbox with autoResume; undefined when there is none, or it is not one of these. */
+  /** For the edge: the tokens of a paused sandbox that traffic wakes; undefined when this is none. */
+  asleep(id: SandboxId): Pick<Route, "accessToken" | "trafficToken"> | undefined {
+    const sandbox = this.#live.get(id);
+    return sandbox && wakes(sandbox) ? this.#tokensOf(sandbox) : undefined;
+  }
+
+  /** Resumes a sandbox that is asleep; undefined when it does not run afterwards. */
   async resumeForTraffic(id: SandboxId, signal: AbortSignal): Promise<Route | undefined> {
     const sandbox = this.#live.get(id);
-    if (!sandbox || sandbox.run || !sandbox.record.autoResume || !isVisible(sandbox)) return this.route(id);
+    // What it is paused with is known afterwards.
+    if (sandbox?.phase.t === "pausing") await orAborted(sandbox.phase.done, signal);
+    if (!sandbox || !wakes(sandbox)) return this.route(id);
     this.#assertOpen();
-    await this.#resume(sandbox, this.#ctx.config.trafficTimeoutMs, {}, signal);
+    const timeoutMs = Math.max(sandbox.record.timeoutMs, this.#ctx.config.trafficTimeoutMs);
+    await this.#resume(sandbox, timeoutMs, {}, signal);
     return this.route(id);
   }
 
@@ -372,12 +382,7 @@ export class Engine implements AsyncDisposable {
     const sandbox = this.#live.get(id);
     const run = sandbox?.run;
     if (!sandbox || !run) return undefined;
-    return {
-      run: run.id,
-      host: run.slot.hostIp,
-      ...(sandbox.record.secure ? { accessToken: this.#ctx.tokens.access(id) } : {}),
-      ...(sandbox.record.allowPublicTraffic ? {} : { trafficToken: this.#ctx.tokens.traffic(id) }),
-    };
+    return { run: run.id, host: run.slot.hostIp, ...this.#tokensOf(sandbox) };
   }
 
   /** Called at the moment at which a run's VM is about to end or has ended. Returns the unsubscription. */
@@ -531,6 +536,14 @@ export class Engine implements AsyncDisposable {
     return viewOf(sandbox, state, { access: this.#ctx.tokens.access(id), traffic: this.#ctx.tokens.traffic(id) });
   }
 
+  #tokensOf({ id, record }: Sandbox): Pick<Route, "accessToken" | "trafficToken"> {
+    const { tokens } = this.#ctx;
+    return {
+      ...(record.secure ? { accessToken: tokens.access(id) } : {}),
+      ...(record.allowPublicTraffic ? {} : { trafficToken: tokens.traffic(id) }),
+    };
+  }
+
   #assertOpen(): void {
     if (this.#closing) throw new AenvError("UNAVAILABLE", "the server is stopping");
   }
@@ -552,6 +565,12 @@ export class Engine implements AsyncDisposable {
 /** Being created or killed is nobody's business but ours. */
 function isVisible(sandbox: Sandbox): boolean {
   return sandbox.state !== "creating" && sandbox.state !== "killing" && sandbox.state !== "gone";
+}
+
+/** Paused, or about to be or to go on; and its memory is there: traffic does not boot a sandbox anew. */
+function wakes({ state, record, snapshot }: Sandbox): boolean {
+  if (!record.autoResume) return false;
+  return state === "pausing" || ((state === "paused" || state === "resuming") && hasMemory(snapshot));
 }
 
 const OWNER = "owner";

@@ -72,6 +72,7 @@ function childOf(ctx: Context, source: SandboxRecord, snapshot: SnapshotRecord, 
     state: "creating",
     startedAt: now,
     endAt: now + timeoutMs,
+    timeoutMs,
   };
 }
 

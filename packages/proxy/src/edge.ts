@@ -1,4 +1,3 @@
-import { timingSafeEqual } from "node:crypto";
 import { type IncomingMessage, ServerResponse } from "node:http";
 import type { Socket } from "node:net";
 import type { Logger } from "@aenv/base";
@@ -7,8 +6,10 @@ import { Exchange, type ExchangeHost, type ExchangeRequest } from "./exchange.ts
 import { DEFAULT_LIMITS, ENVD_IDLE_MS, type EdgeLimits } from "./limits.ts";
 import { BadRequest, framingOf, requestHead } from "./request-head.ts";
 import { type BadRoute, ENVD_PORT, isEnvdInternal, originOf, type Route, routeRequest } from "./route.ts";
-import type { EdgeError, Resolve, Target } from "./target.ts";
+import type { Asleep, EdgeError, Resolve, Target } from "./target.ts";
+import { sameToken } from "./token.ts";
 import { RunPool } from "./upstream.ts";
+import { refusedWake } from "./wake.ts";
 
 export interface EdgeOptions {
   resolve: Resolve;
@@ -18,11 +19,13 @@ export interface EdgeOptions {
   limits?: Partial<EdgeLimits>;
 }
 
-/** Counters since the start, but for `active` and `idle`. Labels are a closed set. */
+/** Counters since the start, but for `active`, `waiting` and `idle`. Labels are a closed set. */
 export interface EdgeStats {
   requests: number;
   upgrades: number;
   active: number;
+  /** Requests that wait for a paused sandbox to wake. */
+  waiting: number;
   /** Connections to guests that wait for a request. */
   idle: number;
   retries: number;
@@ -68,8 +71,9 @@ class NodeEdge implements Edge, ExchangeHost {
   readonly #perSandbox = new Map<string, number>();
   readonly #sweep: NodeJS.Timeout;
   #onIdle: (() => void) | undefined;
+  readonly #closed = new AbortController();
   #closing = false;
-  #stats = { requests: 0, upgrades: 0, active: 0, retries: 0, rateLimited: 0, failed: 0, reset: 0 };
+  #stats = { requests: 0, upgrades: 0, active: 0, waiting: 0, retries: 0, rateLimited: 0, failed: 0, reset: 0 };
 
   constructor(options: EdgeOptions) {
     this.#o = options;
@@ -124,17 +128,54 @@ class NodeEdge implements Edge, ExchangeHost {
       return this.#answer(req, res, { status: 404, message: "Not found", sandboxId: route.sandboxId });
     }
     const resolved = this.#o.resolve(route.sandboxId, route.port, req);
-    if (!(resolved instanceof Promise)) {
-      return this.#forward(req, res, route, origin.path, origin.authority ?? "", resolved, expectContinue, upgrade);
-    }
-    const go = (target: Target | EdgeError): void => {
-      if (res.destroyed || req.socket.destroyed) return;
+    const go = (target: Target | EdgeError): void =>
       this.#forward(req, res, route, origin.path, origin.authority ?? "", target, expectContinue, upgrade);
-    };
-    resolved.then(go, (e: unknown) => {
-      this.#o.logger.error({ sandbox: route.sandboxId, err: String(e) }, "edge could not resolve a sandbox");
-      go({ error: "unavailable" });
-    });
+    if ("wake" in resolved) this.#wake(req, res, route, origin.path, resolved, go);
+    else go(resolved);
+  }
+
+  /** The request waits unread: what its client sends meanwhile stays in the buffers of the connection. */
+  #wake(
+    req: IncomingMessage,
+    res: ServerResponse,
+    route: Route,
+    path: string,
+    asleep: Asleep,
+    go: (target: Target | EdgeError) => void,
+  ): void {
+    const { sandboxId } = route;
+    const refusal =
+      this.#refusal(req, route, { ...asleep, run: "" }) ??
+      refusedWake(req, route, path, asleep) ??
+      (this.#stats.waiting >= this.limits.waiting
+        ? { status: 503, message: "Too many requests wait for paused sandboxes", sandboxId, retryAfterSeconds: 1 }
+        : undefined);
+    if (refusal) return this.#answer(req, res, refusal);
+    const gone = new AbortController();
+    const left = (): void => gone.abort();
+    res.once("close", left);
+    this.#count(sandboxId, 1);
+    this.#stats.waiting++;
+    const signal = AbortSignal.any([gone.signal, this.#closed.signal, AbortSignal.timeout(this.limits.wakeMs)]);
+    void asleep
+      .wake(signal)
+      .catch((e: unknown): EdgeError => {
+        if (!signal.aborted)
+          this.#o.logger.error({ sandbox: sandboxId, err: String(e) }, "edge could not wake a sandbox");
+        return { error: "unavailable", message: "The sandbox is paused and did not wake" };
+      })
+      .then((target) => {
+        res.off("close", left);
+        this.#count(sandboxId, -1);
+        this.#stats.waiting--;
+        if (!res.destroyed && !req.socket.destroyed) go(target);
+      });
+  }
+
+  #count(sandboxId: string, by: 1 | -1): void {
+    const now = (this.#perSandbox.get(sandboxId) ?? 0) + by;
+    if (now > 0) this.#perSandbox.set(sandboxId, now);
+    else this.#perSandbox.delete(sandboxId);
   }
 
   #forward(
@@ -176,14 +217,18 @@ class NodeEdge implements Edge, ExchangeHost {
       upgrade,
     });
     this.#stats.active++;
-    this.#perSandbox.set(route.sandboxId, (this.#perSandbox.get(route.sandboxId) ?? 0) + 1);
+    this.#count(route.sandboxId, 1);
     const set = this.#exchanges.get(run);
     if (set) set.add(x);
     else this.#exchanges.set(run, new Set([x]));
     x.start();
   }
 
-  #refusal(req: IncomingMessage, route: Route, target: Target | EdgeError): EdgeAnswer | undefined {
+  #refusal(
+    req: IncomingMessage,
+    route: Route,
+    target: Pick<Target, "run" | "requiredTrafficToken"> | EdgeError,
+  ): EdgeAnswer | undefined {
     const { sandboxId, port } = route;
     if (this.#closing) return { status: 503, message: "The node is shutting down", sandboxId, retryAfterSeconds: 5 };
     if ("error" in target) return refusalOf(target, sandboxId);
@@ -219,9 +264,7 @@ class NodeEdge implements Edge, ExchangeHost {
     const set = this.#exchanges.get(run);
     if (!set?.delete(x)) return;
     if (set.size === 0) this.#exchanges.delete(run);
-    const left = (this.#perSandbox.get(sandboxId) ?? 1) - 1;
-    if (left > 0) this.#perSandbox.set(sandboxId, left);
-    else this.#perSandbox.delete(sandboxId);
+    this.#count(sandboxId, -1);
     if (--this.#stats.active === 0) this.#onIdle?.();
   }
 
@@ -265,6 +308,7 @@ class NodeEdge implements Edge, ExchangeHost {
 
   async close(): Promise<void> {
     this.#closing = true;
+    this.#closed.abort();
     if (this.#stats.active > 0) {
       await new Promise<void>((resolve) => {
         this.#onIdle = resolve;
@@ -294,11 +338,4 @@ function refusalOf({ error, message }: EdgeError, sandboxId: string): EdgeAnswer
   if (error === "not_found") return { status: 502, message: NOT_FOUND, sandboxId };
   const [status, standard] = REFUSALS[error];
   return { status, message: message ?? standard, sandboxId, ...(status === 503 ? { retryAfterSeconds: 1 } : {}) };
-}
-
-function sameToken(wanted: string, given: string | string[] | undefined): boolean {
-  if (typeof given !== "string") return false;
-  const a = Buffer.from(wanted);
-  const b = Buffer.from(given);
-  return a.length === b.length && timingSafeEqual(a, b);
 }

@@ -2,6 +2,10 @@
 export interface EdgeLimits {
   /** Requests and tunnels of one sandbox at a time; more are answered with 429. */
   connectionsPerSandbox: number;
+  /** Requests that wait for paused sandboxes to wake, of all sandboxes together; more are answered with 503. */
+  waiting: number;
+  /** How long a request waits for its sandbox to wake. */
+  wakeMs: number;
   /** A guest that neither accepts nor refuses a connection. */
   connectMs: number;
   /** From the last byte of the request (or the last one that the guest accepted) to the first one of the answer. */
@@ -23,6 +27,9 @@ export interface EdgeLimits {
 
 export const DEFAULT_LIMITS: EdgeLimits = {
   connectionsPerSandbox: 1024,
+  waiting: 4096,
+  // Above what the engine gives a launch and its guest, whose answer says more.
+  wakeMs: 120_000,
   connectMs: 5_000,
   responseStartMs: 600_000,
   responseHeadMs: 30_000,

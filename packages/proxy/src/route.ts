@@ -100,17 +100,17 @@ export function routeRequest(req: IncomingMessage, domain: string): Route | BadR
 const ENVD_INTERNAL = new Set(["init", "freeze", "unfreeze", "collapse", "fsfreeze", "fsthaw", "upgrade"]);
 
 /**
- * Routes of envd that only the node may call. Looks at the path as the most lenient router could: decoded, without
- * empty and dot segments, in any letter case.
+ * The path as the most lenient router could read it: decoded, without empty and dot segments, in lower case. undefined
+ * when it cannot be decoded.
  */
-export function isEnvdInternal(path: string): boolean {
+export function plainPath(path: string): string | undefined {
   const end = path.search(/[?#]/);
   let plain = end < 0 ? path : path.slice(0, end);
   if (plain.includes("%")) {
     try {
       plain = decodeURIComponent(plain);
     } catch {
-      return true;
+      return undefined;
     }
   }
   const segments: string[] = [];
@@ -118,5 +118,11 @@ export function isEnvdInternal(path: string): boolean {
     if (s === "..") segments.pop();
     else if (s !== "" && s !== ".") segments.push(s);
   }
-  return ENVD_INTERNAL.has((segments[0] ?? "").toLowerCase());
+  return `/${segments.join("/")}`.toLowerCase();
+}
+
+/** Routes of envd that only the node may call. */
+export function isEnvdInternal(path: string): boolean {
+  const plain = plainPath(path);
+  return plain === undefined || ENVD_INTERNAL.has(plain.split("/")[1] ?? "");
 }

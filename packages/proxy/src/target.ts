@@ -17,9 +17,16 @@ export interface EdgeError {
   message?: string;
 }
 
-/** A promise lets a resolver wake a paused sandbox first; the request waits unread meanwhile. */
-export type Resolve = (
-  sandboxId: string,
-  port: number,
-  req: IncomingMessage,
-) => Target | EdgeError | Promise<Target | EdgeError>;
+/** A paused sandbox that traffic wakes. */
+export interface Asleep {
+  /** What a request for envd's port needs before it wakes the sandbox; absent where envd is open to everybody. */
+  accessToken?: string;
+  requiredTrafficToken?: string;
+  /**
+   * Resolves when the sandbox can be connected to. Many requests call it at once: waking it only once is the callee's.
+   * The signal ends the wait, not the waking.
+   */
+  wake(signal: AbortSignal): Promise<Target | EdgeError>;
+}
+
+export type Resolve = (sandboxId: string, port: number, req: IncomingMessage) => Target | EdgeError | Asleep;

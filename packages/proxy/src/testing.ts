@@ -12,7 +12,7 @@ import { silentLogger } from "@aenv/base";
 import { createEdge, type Edge, type EdgeOptions } from "./edge.ts";
 import { createFrontServer } from "./front.ts";
 import type { EdgeLimits } from "./limits.ts";
-import type { EdgeError, Target } from "./target.ts";
+import type { Resolve } from "./target.ts";
 
 export const DOMAIN = "sandbox.test";
 export const ID = "iabc0123456789abcdef";
@@ -77,7 +77,7 @@ export interface Fixture {
   /** Host of a sandbox port, for the Host header. */
   host(port?: number, id?: string): string;
   /** What the next resolutions of ID answer; guests by their own port on 127.0.0.1 in run "r1" until set. */
-  setTarget(fn: (id: string, port: number) => Target | EdgeError | Promise<Target | EdgeError>): void;
+  setTarget(fn: (id: string, port: number) => ReturnType<Resolve>): void;
 }
 
 export async function fixture(
@@ -89,7 +89,7 @@ export async function fixture(
     apiBodyMs?: number;
   } = {},
 ): Promise<Fixture> {
-  let target: (id: string, port: number) => Target | EdgeError | Promise<Target | EdgeError> = (id, port) =>
+  let target: (id: string, port: number) => ReturnType<Resolve> = (id, port) =>
     id === ID ? { run: "r1", host: "127.0.0.1", port } : { error: "not_found" };
   const edge = createEdge({
     resolve: (id, port) => target(id, port),

@@ -102,4 +102,8 @@ export const MIGRATIONS: readonly string[] = [
   CREATE INDEX checkpoints_sandbox ON checkpoints(sandbox, created_at);
   CREATE INDEX checkpoints_snapshot ON checkpoints(snapshot);
   `,
+  // What a sandbox that traffic wakes gets again.
+  `
+  ALTER TABLE sandboxes ADD COLUMN timeout_ms INTEGER NOT NULL DEFAULT 0;
+  `,
 ];

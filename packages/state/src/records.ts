@@ -113,6 +113,8 @@ export interface SandboxRecord {
   /** At its timeout: false keeps the disk only. */
   pauseMemory: boolean;
   autoResume: boolean;
+  /** The lifetime that it was made with; traffic that wakes it gives it as much again. */
+  timeoutMs: number;
   allowInternetAccess: boolean | null;
   allowPublicTraffic: boolean;
   /** Absent: no rules. */

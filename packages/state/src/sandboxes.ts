@@ -33,8 +33,8 @@ export class Sandboxes {
   insert(s: SandboxRecord): void {
     this.#db.run(
       `INSERT INTO sandboxes (id, team, template, snapshot, alias, state, run, started_at, end_at, metadata, env_vars,
-         secure, on_timeout, pause_memory, auto_resume, internet, public_traffic, ended_at, cause)
-       VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`,
+         secure, on_timeout, pause_memory, auto_resume, timeout_ms, internet, public_traffic, ended_at, cause)
+       VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`,
       s.id,
       s.team,
       s.template,
@@ -50,6 +50,7 @@ export class Sandboxes {
       s.onTimeout,
       s.pauseMemory ? 1 : 0,
       s.autoResume ? 1 : 0,
+      s.timeoutMs,
       s.allowInternetAccess === null ? null : s.allowInternetAccess ? 1 : 0,
       s.allowPublicTraffic ? 1 : 0,
       s.endedAt ?? null,
@@ -292,6 +293,7 @@ const sandbox = (r: Row): SandboxRecord => ({
   onTimeout: oneOf(["kill", "pause"], text(r, "on_timeout"), "end action"),
   pauseMemory: bool(r, "pause_memory"),
   autoResume: bool(r, "auto_resume"),
+  timeoutMs: int(r, "timeout_ms"),
   allowInternetAccess: r["internet"] === null ? null : bool(r, "internet"),
   allowPublicTraffic: bool(r, "public_traffic"),
   ...optional(r, "network", "network", (row, c) => json<NetworkRecord>(row, c)),

@@ -54,6 +54,7 @@ const sandbox = (over: Partial<SandboxRecord> = {}): SandboxRecord => ({
   onTimeout: "kill",
   pauseMemory: true,
   autoResume: false,
+  timeoutMs: 60_000,
   allowInternetAccess: null,
   allowPublicTraffic: true,
   ...over,
@@ -299,7 +300,7 @@ test("samples are bounded by age and by number", () => {
 
 const FIXTURES = join(import.meta.dirname, "../test/fixtures");
 
-for (const version of [1, 2, 3])
+for (const version of [1, 2, 3, 4])
   test(`a database of schema ${version} opens, keeps all it had, and takes what is new`, async () => {
     const path = fresh();
     await copyFile(join(FIXTURES, `v${version}.db`), path);
@@ -321,6 +322,7 @@ for (const version of [1, 2, 3])
     assert.ok(old.memory[0].path.startsWith("/"));
     const [box] = state.sandboxes.live();
     assert.equal(box?.pauseMemory, true);
+    assert.equal(box.timeoutMs, 0);
     assert.deepEqual(box?.metadata, { a: "b" });
     assert.equal(state.runs.get(box.run as never)?.sandbox, box.id);
     assert.equal(state.resources.list()[0]?.name, "3");
