@@ -12,6 +12,8 @@ export interface ServerConfig extends NodeConfig {
   uidBase: number;
   /** Most children of one fork. */
   forkLimit: number;
+  /** Memory of all spares together; undefined: the engine's own choice. */
+  poolMB: number | undefined;
   /** Private ranges that sandboxes may reach, and ranges that none may. */
   egress: { open: string[]; deny: string[] };
   /** Free the host instead of serving. */
@@ -29,6 +31,7 @@ export const USAGE = `usage: node apps/server/src/main.ts [--home DIR] [--port N
   --release  end every sandbox and daemon of the node, free what it holds on the host, and exit
 
 Environment: AENV_SLOTS (most VMs at once, default 256), AENV_UID_BASE (200000), AENV_FORK_LIMIT (most children of one fork, default 16),
+             AENV_POOL_MB (memory for virtual machines kept ready; 0: none; default a quarter of the memory, 4096 at most),
              AENV_ACCEL (auto, kvm, tcg), AENV_LOG_LEVEL (info),
 AENV_EGRESS_OPEN (private ranges that sandboxes may reach, CIDRs with commas between), AENV_EGRESS_DENY (ranges that no sandbox may reach).`;
 
@@ -36,6 +39,7 @@ const DEFAULT_PORT = 8000;
 const DEFAULT_SLOTS = 256;
 const DEFAULT_UID_BASE = 200_000;
 const DEFAULT_FORK_LIMIT = 16;
+const MAX_POOL_MB = 1 << 20;
 
 function integer(name: string, text: string | undefined, fallback: number, min: number, max: number): number {
   if (text === undefined || text === "") return fallback;
@@ -88,6 +92,8 @@ export async function readConfig(argv: readonly string[], env: NodeJS.ProcessEnv
     slots: integer("AENV_SLOTS", env["AENV_SLOTS"], DEFAULT_SLOTS, 1, 4096),
     uidBase: integer("AENV_UID_BASE", env["AENV_UID_BASE"], DEFAULT_UID_BASE, 10_000, 2 ** 31),
     forkLimit: integer("AENV_FORK_LIMIT", env["AENV_FORK_LIMIT"], DEFAULT_FORK_LIMIT, 1, MAX_FORKS),
+    poolMB:
+      (env["AENV_POOL_MB"] ?? "") === "" ? undefined : integer("AENV_POOL_MB", env["AENV_POOL_MB"], 0, 0, MAX_POOL_MB),
     egress: { open: list(env["AENV_EGRESS_OPEN"]), deny: list(env["AENV_EGRESS_DENY"]) },
     accel: oneOf("AENV_ACCEL", env["AENV_ACCEL"], ["auto", "kvm", "tcg"]),
     logLevel: oneOf("AENV_LOG_LEVEL", env["AENV_LOG_LEVEL"], ["info", "debug", "warn", "error"]),

@@ -1,4 +1,4 @@
-import type { DoctorReport, NodeInfo, Timing } from "@aenv/contract";
+import type { DoctorReport, NodeInfo, Operation, Timing } from "@aenv/contract";
 import type { Engine } from "@aenv/engine";
 
 /** What the handlers need of the engine; the real one fits as it is. */
@@ -51,6 +51,8 @@ export interface NodeApi {
   readonly forkLimit: number;
   facts(): NodeFacts;
   timings(): Timing[];
+  /** The latest ones, oldest first, from the one after `after` on. */
+  operations(after: number): Operation[];
   doctor(signal: AbortSignal): Promise<DoctorReport>;
 }
 

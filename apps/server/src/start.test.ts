@@ -58,6 +58,9 @@ test("values that are out of range are refused by name", async () => {
     assert.equal((await readConfig(["--home", home], {})).forkLimit, 16);
     assert.equal((await readConfig(["--home", home], { AENV_FORK_LIMIT: "100" })).forkLimit, 100);
     await assert.rejects(readConfig(["--home", home], { AENV_FORK_LIMIT: "101" }), /AENV_FORK_LIMIT/);
+    assert.equal((await readConfig(["--home", home], {})).poolMB, undefined);
+    assert.equal((await readConfig(["--home", home], { AENV_POOL_MB: "0" })).poolMB, 0);
+    await assert.rejects(readConfig(["--home", home], { AENV_POOL_MB: "-1" }), /AENV_POOL_MB/);
     await assert.rejects(readConfig(["--nonsense"], {}));
   });
 });
@@ -81,10 +84,20 @@ test("the first key is made once, readable by the owner alone, and made again wh
 
 test("timings keep the recent past by phase", () => {
   const t = new Timings();
-  for (let i = 1; i <= 1000; i++) t.addCreate("hot", i, { init: i / 2 });
+  const one = { op: "create", sandboxId: "i1", source: "hot", startedAt: 0, marks: {}, counts: {} } as const;
+  for (let i = 1; i <= 1000; i++) t.addOperation({ ...one, totalMs: i, phases: { init: i / 2 } });
   const rows = new Map(t.list().map((r) => [r.metric, r]));
   assert.deepEqual([...rows.keys()], ["create", "create.hot", "create.hot.init"]);
   assert.deepEqual(rows.get("create"), { metric: "create", unit: "ms", n: 1000, p50: 745, p95: 975, p99: 995 });
+  const latest = t.operations(998);
+  assert.deepEqual(
+    latest.map((o) => [o.seq, o.totalMs]),
+    [
+      [999, 999],
+      [1000, 1000],
+    ],
+  );
+  assert.equal(t.operations(0).length, 256);
 });
 
 test("the server explains its options, and refuses others with a reason", { timeout: 60_000 }, async () => {

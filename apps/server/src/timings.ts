@@ -1,11 +1,15 @@
-import type { Timing } from "@aenv/contract";
+import type { Operation, Timing } from "@aenv/contract";
 
 /** So many of the latest values of each series are kept. */
 const KEEP = 512;
+/** So many of the latest operations are kept whole. */
+const KEEP_OPERATIONS = 256;
 
 /** Quantiles of the recent past, by series. The set of series is closed: phases and sources are names in the code. */
 export class Timings {
   readonly #series = new Map<string, { values: number[]; next: number; n: number }>();
+  readonly #operations: Operation[] = [];
+  #seq = 0;
 
   add(metric: string, ms: number): void {
     let s = this.#series.get(metric);
@@ -15,11 +19,21 @@ export class Timings {
     s.n++;
   }
 
-  /** A create with its phases. */
-  addCreate(source: string, totalMs: number, phases: Readonly<Record<string, number>>): void {
-    this.add("create", totalMs);
-    this.add(`create.${source}`, totalMs);
-    for (const [name, ms] of Object.entries(phases)) this.add(`create.${source}.${name}`, ms);
+  /** An operation with its phases; launches by what they found ready, too. */
+  addOperation(operation: Omit<Operation, "seq">): void {
+    const { op, source, totalMs, phases, marks } = operation;
+    const name = source === undefined ? op : `${op}.${source}`;
+    this.add(op, totalMs);
+    if (name !== op) this.add(name, totalMs);
+    for (const [phase, ms] of Object.entries(phases)) this.add(`${name}.${phase}`, ms);
+    const { stop, go } = marks;
+    if (stop !== undefined && go !== undefined) this.add(`${name}.stopped`, go - stop);
+    this.#operations.push({ seq: ++this.#seq, ...operation });
+    if (this.#operations.length > KEEP_OPERATIONS) this.#operations.shift();
+  }
+
+  operations(after: number): Operation[] {
+    return this.#operations.filter((o) => o.seq > after);
   }
 
   list(): Timing[] {

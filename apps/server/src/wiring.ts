@@ -2,7 +2,7 @@
 import { mkdir } from "node:fs/promises";
 import { createRequire } from "node:module";
 import { join } from "node:path";
-import { AenvError, type Logger, messageOf, type SandboxId, systemClock, TaskGroup } from "@aenv/base";
+import { AenvError, type Logger, messageOf, mib, type SandboxId, systemClock, TaskGroup } from "@aenv/base";
 import { BlockdClient } from "@aenv/block";
 import type { Check, DoctorReport } from "@aenv/contract";
 import { damageOf, Engine, type Route } from "@aenv/engine";
@@ -85,7 +85,8 @@ export async function openNode(config: ServerConfig, logger: Logger, signal: Abo
         instance,
         runRoot,
         maxForks: config.forkLimit,
-        onCreate: (t) => timings.addCreate(t.source, t.totalMs, t.phases),
+        ...(config.poolMB === undefined ? {} : { pool: { memoryBudgetBytes: mib(config.poolMB) } }),
+        onOperation: (o) => timings.addOperation(o),
       },
     }),
   );
@@ -234,6 +235,7 @@ function nodeApi(rooms: Rooms): NodeApi {
       base: base.status,
     }),
     timings: () => timings.list(),
+    operations: (after) => timings.operations(after),
     doctor: () => examine(rooms),
   };
 }

@@ -65,6 +65,7 @@ export function fakeServer(
       base: { state: "ready" },
     }),
     timings: () => [],
+    operations: () => [],
     doctor: () =>
       Promise.resolve({
         ok: true,

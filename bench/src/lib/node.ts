@@ -26,8 +26,7 @@ export class RunningNode implements Disposable {
     this.client = new AenvClient({ apiUrl: url, apiKey });
   }
 
-  static async find(): Promise<RunningNode> {
-    const home = aenvHome();
+  static async find(home = aenvHome()): Promise<RunningNode> {
     const server = readServerFile(home);
     if (!server || !isAlive(server)) {
       throw new AenvError("UNAVAILABLE", `no node runs with the data folder ${home}`, {
@@ -38,8 +37,13 @@ export class RunningNode implements Disposable {
     return new RunningNode(home, `http://127.0.0.1:${server.port}`, apiKey);
   }
 
-  create(signal: AbortSignal): Promise<Sandbox> {
-    return this.client.create({ templateID: TEMPLATE, timeout: 600 }, signal);
+  create(signal: AbortSignal, templateID = TEMPLATE): Promise<Sandbox> {
+    return this.client.create({ templateID, timeout: 600 }, signal);
+  }
+
+  /** Kills them all, however the benchmark ended. */
+  async killAll(ids: readonly string[]): Promise<void> {
+    await Promise.all(ids.map((id) => this.client.kill(id, AbortSignal.timeout(60_000))));
   }
 
   /** Through the edge, like any client. */

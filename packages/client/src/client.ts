@@ -7,6 +7,7 @@ import type {
   Lineage,
   ListedSandbox,
   NodeInfo,
+  Operation,
   PathParams,
   QueryIn,
   RouteId,
@@ -303,6 +304,12 @@ export class AenvClient implements Disposable {
 
   async node(signal?: AbortSignal): Promise<NodeInfo> {
     return record<NodeInfo>(await this.#call<"node">("GET /v1/node", {}, signal), "version");
+  }
+
+  /** What the node's latest operations cost, oldest first, from the one after `after` on. */
+  async operations(after: number, signal?: AbortSignal): Promise<Operation[]> {
+    const reply = await this.#call<"operations">("GET /v1/node/operations", { query: { after } }, signal);
+    return record<{ operations: Operation[] }>(reply, "operations").operations;
   }
 
   async doctor(signal?: AbortSignal): Promise<DoctorReport> {

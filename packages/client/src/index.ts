@@ -5,6 +5,7 @@ export type {
   LineageNode,
   ListedSandbox,
   NodeInfo,
+  Operation,
   Sandbox,
   SandboxDetail,
   SandboxLogEntry,

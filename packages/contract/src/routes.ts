@@ -2,7 +2,7 @@ import { z } from "zod";
 import { limit, nextToken, PAGE_HEADERS } from "./page.ts";
 import { type RouteDef, route } from "./route.ts";
 import { ApiKey, CreatedApiKey, NewApiKey, Team } from "./schemas/account.ts";
-import { DoctorReport, Health, NodeInfo } from "./schemas/node.ts";
+import { DoctorReport, Health, NodeInfo, Operations } from "./schemas/node.ts";
 import {
   ConnectSandbox,
   ConnectSandboxV2,
@@ -359,6 +359,17 @@ export const ROUTES = {
     summary: "Version, acceleration, pools and timings",
     success: { 200: { description: "The node.", schema: NodeInfo } },
     errors: [],
+  }),
+  operations: route({
+    method: "GET",
+    path: "/v1/node/operations",
+    auth: "key",
+    tag: "Node",
+    own: true,
+    summary: "What the latest creates, pauses, snapshots, ... cost, phase by phase",
+    query: z.object({ after: z.int().min(0).optional().describe("Only those after this `seq`.") }),
+    success: { 200: { description: "The latest 256 at most, oldest first.", schema: Operations } },
+    errors: ["INVALID_ARGUMENT"],
   }),
   doctor: route({
     method: "GET",

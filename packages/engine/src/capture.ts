@@ -48,7 +48,7 @@ export interface MemoryStrategy {
   /** The VM is stopped: take what the guest may overwrite afterwards. */
   whileStopped(signal: AbortSignal): Promise<void>;
   /** The VM is gone, stands still for good, or runs again: complete the file. Resolves with the memory of the snapshot. */
-  afterwards(durable: boolean, signal: AbortSignal): Promise<MemoryFileRecord[]>;
+  afterwards(durable: boolean, signal: AbortSignal, phases: Phases): Promise<MemoryFileRecord[]>;
   /** After a failure: nothing is left of it. */
   discard(): Promise<void>;
 }
@@ -122,6 +122,7 @@ export async function capture(
     await phases.time("take-begin", () => plan.memory.prepare(run, to, signal));
     await ctx.step("stop:before");
     stopped = true;
+    phases.mark("stop");
     await phases.time("stop", () => run.vm.stop(signal));
     // Each ends before a failure is acted on: the VM must not run while its state is being read.
     await settleAll([
@@ -143,13 +144,14 @@ export async function capture(
     ]);
     if (plan.after === "resume") {
       await phases.time("resume", () => run.vm.resume(signal));
+      phases.mark("go");
       stopped = false;
     } else if (plan.after === "kill") {
       await phases.time("kill", () => run.killVm());
       stopped = false;
     }
     await ctx.step("memory-file:before");
-    const memory = await phases.time("memory-file", () => plan.memory.afterwards(plan.durable, signal));
+    const memory = await phases.time("memory-file", () => plan.memory.afterwards(plan.durable, signal, phases));
     const record: SnapshotRecord = {
       id: to.snapshot,
       ...(run.snapshot === undefined ? {} : { parent: run.snapshot }),

@@ -1,6 +1,6 @@
 import { availableParallelism, totalmem } from "node:os";
 import { type Bytes, bytes } from "@aenv/base";
-import type { CreateTiming } from "./types.ts";
+import type { Operation } from "./types.ts";
 
 /** Spares of one template: never fewer than `low` while it is hot, never more than `high`. */
 export interface Watermarks {
@@ -54,8 +54,8 @@ export interface EngineConfig {
   /** Network slots kept ready, so that no launch waits for one. */
   readySlots: number;
   metrics: { intervalMs: number; concurrency: number; keepMs: number; keepRows: number };
-  /** What a create costs, one call each. */
-  onCreate?: (timing: CreateTiming) => void;
+  /** What a create, pause, snapshot, ... cost, one call each. */
+  onOperation?: (operation: Operation) => void;
 }
 
 export type EngineConfigInput = Pick<EngineConfig, "home" | "instance"> & {

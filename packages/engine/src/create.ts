@@ -9,7 +9,7 @@ import type { Pools } from "./pools.ts";
 import { settleAll, type VmRun } from "./run.ts";
 import { Sandbox, type SandboxEvents } from "./sandbox.ts";
 import type { Source, TemplateStore } from "./templates.ts";
-import type { CreateOptions, CreateTiming, LaunchSource, SandboxView } from "./types.ts";
+import type { CreateOptions, Operation, LaunchSource, SandboxView } from "./types.ts";
 
 /** Breakdowns of the latest creates that are kept. */
 const TIMINGS_KEPT = 1000;
@@ -52,7 +52,7 @@ export class Creator {
   readonly #store: TemplateStore;
   readonly #pools: Pools;
   readonly #registry: Registry;
-  readonly #timings = new Map<SandboxId, CreateTiming>();
+  readonly #timings = new Map<SandboxId, Operation>();
 
   constructor(ctx: Context, rooms: { store: TemplateStore; pools: Pools }, registry: Registry) {
     this.#ctx = ctx;
@@ -61,7 +61,7 @@ export class Creator {
     this.#registry = registry;
   }
 
-  timing(id: SandboxId): CreateTiming | undefined {
+  timing(id: SandboxId): Operation | undefined {
     return this.#timings.get(id);
   }
 
@@ -113,7 +113,7 @@ export class Creator {
       sandbox.launched(run, now, now + timeoutMs, () => commit?.(this.#registry.view(sandbox, "running")));
       undo.move();
       this.#registry.follow(sandbox);
-      this.#remember(sandbox.id, from, phases);
+      this.#remember(birth.cause === "fork" ? "child" : "create", sandbox.id, from, phases);
       return this.#registry.view(sandbox);
     } catch (e) {
       this.#registry.live.delete(sandbox.id);
@@ -135,6 +135,7 @@ export class Creator {
     const { snapshot, template } = sandbox;
     const hot = birth.spares ? this.#pools.takeHot(snapshot, template.name) : undefined;
     if (hot) {
+      phases.mark("running");
       try {
         await settleAll([
           hot.fullSpeed(),
@@ -192,15 +193,15 @@ export class Creator {
     };
   }
 
-  #remember(sandboxId: SandboxId, source: LaunchSource, phases: Phases): void {
-    const timing: CreateTiming = { sandboxId, source, totalMs: phases.totalMs, phases: phases.phases };
+  #remember(op: Operation["op"], sandboxId: SandboxId, source: LaunchSource, phases: Phases): void {
+    const timing = phases.timing(op, sandboxId, source);
     this.#timings.set(sandboxId, timing);
     if (this.#timings.size > TIMINGS_KEPT)
       for (const oldest of this.#timings.keys()) {
         this.#timings.delete(oldest);
         break;
       }
-    this.#ctx.config.onCreate?.(timing);
+    this.#ctx.config.onOperation?.(timing);
     this.#ctx.logger.info({ sandbox: sandboxId, source, ms: timing.totalMs, ...timing.phases }, "sandbox created");
   }
 }

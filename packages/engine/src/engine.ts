@@ -42,7 +42,6 @@ import type {
   CheckpointOptions,
   CheckpointView,
   CreateOptions,
-  CreateTiming,
   EgressOptions,
   ForkOptions,
   ForkResult,
@@ -51,6 +50,7 @@ import type {
   ListFilter,
   LogEntry,
   MetricSample,
+  Operation,
   OwnedResource,
   Page,
   PauseOptions,
@@ -392,7 +392,7 @@ export class Engine implements AsyncDisposable {
   }
 
   /** What one of the latest creates cost. */
-  timing(id: SandboxId): CreateTiming | undefined {
+  timing(id: SandboxId): Operation | undefined {
     return this.#creator.timing(id);
   }
 

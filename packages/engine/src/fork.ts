@@ -3,6 +3,7 @@ import { AenvError, newSandboxId } from "@aenv/base";
 import type { SandboxRecord, SnapshotRecord } from "@aenv/state";
 import type { Context } from "./context.ts";
 import { checkRoom, type Creator, type Registry } from "./create.ts";
+import { Phases } from "./phases.ts";
 import type { Sandbox } from "./sandbox.ts";
 import { takeState } from "./take.ts";
 import type { TemplateStore } from "./templates.ts";
@@ -20,7 +21,9 @@ export async function fork(
   if (!Number.isInteger(count) || count < 1 || count > maxForks)
     throw new AenvError("INVALID_ARGUMENT", `a fork makes 1 to ${maxForks} children, not ${count}`);
   checkRoom(ctx, rooms.registry, count);
-  const snapshot = await takeState(ctx, sandbox, { cause: "fork", memory: true, durable: false }, caller);
+  const phases = new Phases(ctx.clock);
+  const options = { cause: "fork", memory: true, durable: false } as const;
+  const snapshot = await takeState(ctx, sandbox, options, caller, phases);
   using _held = rooms.store.hold(snapshot.id);
   const others = new AbortController();
   const signal = AbortSignal.any([caller, others.signal]);
@@ -46,6 +49,7 @@ export async function fork(
       }
     }),
   );
+  ctx.config.onOperation?.(phases.timing("fork", sandbox.id));
   if (caller.aborted) {
     // Nobody learns of the children that are there.
     await Promise.all(results.map((r) => undo(rooms.registry, r)));

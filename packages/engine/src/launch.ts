@@ -48,7 +48,9 @@ export async function prepareRun(
   await ctx.step("prepare:after");
   // Before the load, which reads the queues of virtio devices from guest memory.
   if (snapshot.memory.length > 1)
-    await phases.time("inject", async () => ctx.memory.inject(await run.vm.mappings(signal), stackOf(snapshot)));
+    await phases.time("inject", async () => {
+      phases.count("injected", await ctx.memory.inject(await run.vm.mappings(signal), stackOf(snapshot)));
+    });
   await ctx.step("inject:after");
   undo.move();
   return run;
@@ -116,6 +118,7 @@ export async function startRun(
   await phases.time("load", () => run.vm.load(snapshot.devicePath, signal));
   await ctx.step("resume:before");
   await phases.time("resume", () => run.vm.resume(signal));
+  phases.mark("running");
   await ctx.step("resume:after");
 }
 

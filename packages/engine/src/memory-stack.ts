@@ -51,9 +51,11 @@ export function takeMemory(ctx: Context, run: VmRun, goesOn: boolean): MemoryStr
       });
     },
     whileStopped: async () => await session?.take(),
-    async afterwards(durable) {
+    async afterwards(durable, _signal, phases) {
       if (!session || !at) throw new AenvError("INTERNAL", "a capture of memory was not begun");
-      const { bytes } = await session.finish(durable);
+      const { bytes, dirtyBytes } = await session.finish(durable);
+      phases.count("dirty", dirtyBytes);
+      phases.count("stored", bytes);
       const file: MemoryFileRecord = { ...at, kind: before ? "delta" : "flat", bytes, createdAt: ctx.clock.now() };
       return [...(before?.memory ?? []), file];
     },

@@ -111,8 +111,10 @@ export class Pauser {
       this.#registry.events.runEnded(run, sandbox);
       await ctx.step("paused:after");
       await phases.time("end", () => run.killVm()).catch(() => {});
+      phases.mark("ended");
       ctx.tasks.spawn("release", () => run.release());
       ctx.logger.info({ sandbox: sandbox.id, ms: phases.totalMs, ...phases.phases }, "sandbox paused");
+      ctx.config.onOperation?.(phases.timing("pause", sandbox.id));
       return true;
     } catch (e) {
       if (sandbox.state === "pausing") {
@@ -154,6 +156,7 @@ export class Pauser {
       undo.move();
       this.#registry.follow(sandbox);
       ctx.logger.info({ sandbox: sandbox.id, ms: phases.totalMs, ...phases.phases }, "sandbox resumed");
+      ctx.config.onOperation?.(phases.timing("resume", sandbox.id, "cold"));
     } catch (e) {
       const failure = AenvError.from(e, `resume sandbox ${sandbox.id}`);
       this.#failures.set(sandbox, failure);

@@ -1,6 +1,7 @@
 import { AenvError, newTemplateId, type SnapshotId, type TemplateId } from "@aenv/base";
 import { DEFAULT_TEAM, type SavedRecord } from "@aenv/state";
 import type { Context } from "./context.ts";
+import { Phases } from "./phases.ts";
 import type { Sandbox } from "./sandbox.ts";
 import { takeState } from "./take.ts";
 import { findSaved, parseSnapshotName, type SnapshotName, sizes, type TemplateStore } from "./templates.ts";
@@ -24,6 +25,7 @@ export class Snapshots {
     const { state, clock } = this.#ctx;
     const team = options.team ?? sandbox.record.team;
     const name = options.name === undefined ? undefined : this.#nameOf(options.name, team);
+    const phases = new Phases(this.#ctx.clock);
     let saved: SavedRecord | undefined;
     let replaced: SnapshotId | undefined;
     await takeState(
@@ -50,7 +52,9 @@ export class Snapshots {
         },
       },
       signal,
+      phases,
     );
+    this.#ctx.config.onOperation?.(phases.timing("snapshot", sandbox.id));
     if (!saved) throw new AenvError("INTERNAL", "a snapshot was taken and not saved");
     if (replaced !== undefined) await this.#dropPool(replaced);
     this.#ctx.tasks.spawn("collect", async () => void (await this.#store.collect()));

@@ -27,13 +27,14 @@ export async function takeState(
   sandbox: Sandbox,
   options: TakeOptions,
   caller: AbortSignal,
+  phases = new Phases(ctx.clock),
 ): Promise<SnapshotRecord> {
   for (;;) {
     const { phase } = sandbox;
     switch (phase.t) {
       case "running": {
         using _turn = await sandbox.captures.acquire(caller);
-        if (sandbox.state === "running") return await captureRunning(ctx, sandbox, options, caller);
+        if (sandbox.state === "running") return await captureRunning(ctx, sandbox, options, phases, caller);
         break;
       }
       case "paused": {
@@ -61,11 +62,11 @@ async function captureRunning(
   ctx: Context,
   sandbox: Sandbox,
   { cause, memory, durable, also }: TakeOptions,
+  phases: Phases,
   caller: AbortSignal,
 ): Promise<SnapshotRecord> {
   const { run } = sandbox;
   if (!run) throw goneWhile(sandbox.id, "captured");
-  const phases = new Phases(ctx.clock);
   try {
     await phases.time("quiesce", () => quiesce(ctx, run, sandbox, { sync: !memory, mustAnswer: false }, caller));
     let committed = (): void => {};

@@ -160,12 +160,23 @@ export interface BuildTemplateOptions {
 /** How a create got its VM: an idle running spare, a waiting VMM, or everything made for it. */
 export type LaunchSource = "hot" | "prepared" | "cold";
 
-export interface CreateTiming {
+/** What one operation on a sandbox cost. */
+export interface Operation {
+  /** child: one of a fork, whose own entry has the whole. */
+  op: "create" | "child" | "resume" | "rewind" | "pause" | "snapshot" | "fork";
+  /** The one that came to be, or whose state was taken. */
   sandboxId: SandboxId;
-  source: LaunchSource;
+  /** Of launches. */
+  source?: LaunchSource;
+  /** On the node's monotonic clock, milliseconds. */
+  startedAt: number;
   totalMs: number;
-  /** Milliseconds by phase, in the order in which they ran. */
+  /** Milliseconds by phase, in the order in which they ended; phases may overlap. */
   phases: Record<string, number>;
+  /** Milliseconds from the start to turning points: `stop` and `go` of a guest that is captured, `running` of one launched. */
+  marks: Record<string, number>;
+  /** Bytes: `dirty` looked at, `stored` kept, `injected` written into a VMM. */
+  counts: Record<string, number>;
 }
 
 /** One host resource and who it is for; `aenv doctor` compares this with what the host has. */

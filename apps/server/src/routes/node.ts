@@ -6,7 +6,7 @@ import { docsPage } from "../docs-page.ts";
 import type { ServerMetrics } from "../metrics.ts";
 import type { RouteDeps } from "./sandboxes.ts";
 
-type NodeRoutes = Pick<Handlers, "health" | "node" | "doctor" | "nodeMetrics" | "openapi" | "docs">;
+type NodeRoutes = Pick<Handlers, "health" | "node" | "operations" | "doctor" | "nodeMetrics" | "openapi" | "docs">;
 
 /** Scripts and outside resources are off: the page holds text that came from us alone, and stays that way. */
 const PAGE_HEADERS = {
@@ -50,6 +50,8 @@ export function nodeRoutes({ engine, node, metrics }: RouteDeps & { metrics: Ser
         timings: [metrics.eventLoopDelay(), ...node.timings()],
       });
     },
+
+    operations: ({ query }) => ok({ operations: node.operations(query.after ?? 0) }),
 
     doctor: async ({ signal }) => ok(await node.doctor(signal)),
     nodeMetrics: async () => ok(await metrics.text(), { "content-type": metrics.contentType }),

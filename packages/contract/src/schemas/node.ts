@@ -14,6 +14,21 @@ const Timing = z.object({
 });
 export type Timing = z.infer<typeof Timing>;
 
+const milliseconds = z.record(z.string(), z.number());
+const Operation = z.object({
+  seq: z.int().describe("Counts operations from the start of the server."),
+  op: z.enum(["create", "child", "resume", "rewind", "pause", "snapshot", "fork"]),
+  sandboxId: z.string(),
+  source: z.string().optional().describe("What a launch found ready: hot, prepared or cold."),
+  startedAt: z.number().describe("Milliseconds on the node's own clock."),
+  totalMs: z.number(),
+  phases: milliseconds.describe("Milliseconds of each phase; phases may overlap."),
+  marks: milliseconds.describe("Milliseconds from the start: stop and go of a guest that is captured, running."),
+  counts: z.record(z.string(), z.number()).describe("Bytes of guest memory: dirty, stored, injected."),
+});
+export type Operation = z.infer<typeof Operation>;
+export const Operations = z.object({ operations: z.array(Operation) });
+
 export const NodeInfo = z.object({
   version: z.string(),
   instance: z.string(),
