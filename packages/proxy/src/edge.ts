@@ -10,6 +10,7 @@ import type { Asleep, EdgeError, Resolve, Target } from "./target.ts";
 import { sameToken } from "./token.ts";
 import { RunPool } from "./upstream.ts";
 import { refusedWake } from "./wake.ts";
+import { WriteQueue } from "./write-queue.ts";
 
 export interface EdgeOptions {
   resolve: Resolve;
@@ -38,8 +39,11 @@ export interface EdgeStats {
 export interface Edge {
   /** Whether the request is for a sandbox (also when it names it wrongly); the API's otherwise. */
   handlesRequest(req: IncomingMessage): boolean;
-  /** `expectContinue`: the client waits for 100 and nobody has sent it (node's `checkContinue` event). */
-  request(req: IncomingMessage, res: ServerResponse, expectContinue?: boolean): void;
+  /**
+   * Takes the request if it is for a sandbox, else leaves it alone and returns false. `expectContinue`: the client waits
+   * for 100 and nobody has sent it (node's `checkContinue` event).
+   */
+  request(req: IncomingMessage, res: ServerResponse, expectContinue?: boolean): boolean;
   upgrade(req: IncomingMessage, socket: Socket, head: Buffer): void;
   /** The VM run is over: its streams are reset, its connections closed, and it is never connected to again. */
   endRun(run: string): void;
@@ -50,6 +54,9 @@ export interface Edge {
 
 /** Ended runs that are remembered, for requests whose resolution was under way. Runs end far more slowly than this fills. */
 const REMEMBERED_RUNS = 4096;
+
+/** From so many exchanges at a time on, small writes are gathered; below, the turn they would wait for costs more than it saves. */
+const BUSY = 4;
 
 const REFUSALS: Readonly<Record<Exclude<EdgeError["error"], "not_found">, readonly [number, string]>> = {
   forbidden: [403, "Access to this sandbox was refused"],
@@ -69,6 +76,7 @@ class NodeEdge implements Edge, ExchangeHost {
   readonly #ended = new Set<string>();
   readonly #exchanges = new Map<string, Set<Exchange>>();
   readonly #perSandbox = new Map<string, number>();
+  readonly #writes = new WriteQueue();
   readonly #sweep: NodeJS.Timeout;
   #onIdle: (() => void) | undefined;
   readonly #closed = new AbortController();
@@ -90,13 +98,21 @@ class NodeEdge implements Edge, ExchangeHost {
     return performance.now();
   }
 
+  later(write: () => void): void {
+    if (this.#stats.active < BUSY && this.#writes.empty) write();
+    else this.#writes.push(write);
+  }
+
   handlesRequest(req: IncomingMessage): boolean {
     return routeRequest(req, this.#domain) !== undefined;
   }
 
-  request(req: IncomingMessage, res: ServerResponse, expectContinue = false): void {
+  request(req: IncomingMessage, res: ServerResponse, expectContinue = false): boolean {
+    const route = routeRequest(req, this.#domain);
+    if (route === undefined) return false;
     this.#stats.requests++;
-    this.#accept(req, res, expectContinue, undefined);
+    this.#accept(req, res, route, expectContinue, undefined);
+    return true;
   }
 
   upgrade(req: IncomingMessage, socket: Socket, head: Buffer): void {
@@ -110,17 +126,18 @@ class NodeEdge implements Edge, ExchangeHost {
       res.detachSocket(socket);
       socket.destroySoon();
     });
-    this.#accept(req, res, false, { socket, head });
+    const route = routeRequest(req, this.#domain) ?? { bad: "The request names no sandbox" };
+    this.#accept(req, res, route, false, { socket, head });
   }
 
   #accept(
     req: IncomingMessage,
     res: ServerResponse,
+    route: Route | BadRoute,
     expectContinue: boolean,
     upgrade: ExchangeRequest["upgrade"],
   ): void {
     const origin = originOf(req);
-    const route = routeRequest(req, this.#domain) ?? { bad: "The request names no sandbox" };
     if ("bad" in route || "bad" in origin) {
       return this.#badRequest(req, res, (route as BadRoute).bad ?? (origin as BadRoute).bad);
     }

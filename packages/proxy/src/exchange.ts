@@ -20,6 +20,8 @@ import type { ConnectionUser, GuestConnection, RunPool } from "./upstream.ts";
 export interface ExchangeHost {
   readonly limits: EdgeLimits;
   now(): number;
+  /** Runs `write` when every event that waits has been read, see `WriteQueue`. */
+  later(write: () => void): void;
   /** Called once, when the exchange holds nothing any more. */
   finished(x: Exchange): void;
   retried(): void;
@@ -98,11 +100,14 @@ export class Exchange implements ConnectionUser {
 
   #send(): void {
     const c = this.#connection as GuestConnection;
-    c.socket.write(this.r.head, "latin1");
     if (this.r.framing.kind === "none") {
       this.#requestSent = true;
+      this.#host.later(() => {
+        if (this.#connection === c) c.socket.write(this.r.head, "latin1");
+      });
       return;
     }
+    c.socket.write(this.r.head, "latin1");
     const { req, res, expectContinue } = this.r;
     const chunked = this.r.framing.kind === "chunked";
     if (expectContinue) this.#armContinue(res);
@@ -310,7 +315,7 @@ export class Exchange implements ConnectionUser {
       else c.reset();
     }
     if (this.#chunks && this.#chunks.trailers.length > 0) res.addTrailers(this.#chunks.trailers);
-    if (last) res.end(last);
+    if (last) this.#host.later(() => endWith(res, last));
     else if (this.#requestSent || head.framing.kind !== "length") res.end();
     else endAfterRequest(req, res, this.#host.limits.lingerMs);
     this.#cleanUp();
@@ -389,6 +394,14 @@ export class Exchange implements ConnectionUser {
     }
     this.#end({ status: 502, message: NOT_FOUND, sandboxId: this.r.route.sandboxId }, "run ended");
   }
+}
+
+/** As text a small body is one write together with the head; as bytes node hands both to the kernel as a list. */
+const ONE_WRITE_BYTES = 16 * 1024;
+
+function endWith(res: ServerResponse, body: Buffer): void {
+  if (body.length <= ONE_WRITE_BYTES) res.end(body.toString("latin1"), "latin1");
+  else res.end(body);
 }
 
 function writeBody(socket: Socket, chunk: Buffer, chunked: boolean): boolean {

@@ -54,12 +54,12 @@ export function createFrontServer({ edge, api, apiBodyMs = API_BODY_MS }: FrontO
   });
   server.timeout = 0;
   server.on("request", (req, res) => {
-    if (edge.handlesRequest(req)) return edge.request(req, res);
+    if (edge.request(req, res)) return;
     limitBody(req, apiBodyMs);
     api(req, res);
   });
   server.on("checkContinue", (req: IncomingMessage, res) => {
-    if (edge.handlesRequest(req)) return edge.request(req, res, true);
+    if (edge.request(req, res, true)) return;
     res.writeContinue();
     limitBody(req, apiBodyMs);
     api(req, res);

@@ -91,6 +91,7 @@ export class HeadCollector {
 
 function parseLength(previous: number | undefined, value: string): number {
   // A list of equal values is one value (RFC 9112, 6.3).
+  if (previous === undefined && LENGTH.test(value)) return Number(value);
   let length = previous;
   for (const part of value.split(",")) {
     const text = part.trim();
@@ -106,15 +107,34 @@ function listOf(value: string): string[] {
   return value.split(",").map((s) => s.trim().toLowerCase());
 }
 
+/** No control character, and a carriage return only before a line feed. */
+// biome-ignore lint: the class is the definition
+const BAD_HEAD = /[^\t\r\n\x20-\x7e\x80-\xff]|\r[^\n]/;
+
+/** Names that were seen before, in lower case; a guest can fill it only to the bound. */
+const NAMES = new Map<string, string>();
+const MAX_NAMES = 1024;
+const MAX_CACHED_NAME = 64;
+
+function lowerName(name: string): string {
+  const known = NAMES.get(name);
+  if (known !== undefined) return known;
+  // A folded line starts with a blank, which no token has.
+  if (!TOKEN.test(name)) throw new MalformedResponse("it has an invalid header line");
+  const lower = name.toLowerCase();
+  if (NAMES.size < MAX_NAMES && name.length <= MAX_CACHED_NAME) NAMES.set(name, lower);
+  return lower;
+}
+
 /** Parses one head (interim or final). Throws MalformedResponse for everything a client must not be shown. */
 export function parseResponseHead(text: string, method: string): ResponseHead {
-  const lines = text.split("\n");
-  const statusLine = lines[0] as string;
-  const match = STATUS_LINE.exec(statusLine.endsWith("\r") ? statusLine.slice(0, -1) : statusLine);
+  let at = text.indexOf("\n");
+  const match = STATUS_LINE.exec(text.slice(0, text[at - 1] === "\r" ? at - 1 : at));
   if (!match) throw new MalformedResponse("it did not answer with HTTP/1.x");
   const status = Number(match[2]);
   const reason = match[3] ?? "";
   if (!VALUE.test(reason)) throw new MalformedResponse("its status line has control characters");
+  if (BAD_HEAD.test(text)) throw new MalformedResponse("it has an invalid header line");
 
   const headers: string[] = [];
   let close = match[1] === "0";
@@ -125,18 +145,19 @@ export function parseResponseHead(text: string, method: string): ResponseHead {
   let hasDate = false;
   let dropped: Set<string> | undefined;
 
-  for (let i = 1; i < lines.length; i++) {
-    let line = lines[i] as string;
-    if (line.endsWith("\r")) line = line.slice(0, -1);
-    if (line === "") break;
-    const colon = line.indexOf(":");
-    const name = colon < 0 ? "" : line.slice(0, colon).trimEnd();
-    const value = line.slice(colon + 1).trim();
-    // A folded line starts with a blank, which no token has.
-    if (!TOKEN.test(name) || !VALUE.test(value)) throw new MalformedResponse("it has an invalid header line");
-    switch (name.toLowerCase()) {
+  for (;;) {
+    const start = at + 1;
+    at = text.indexOf("\n", start);
+    if (at < 0) break;
+    const end = text[at - 1] === "\r" ? at - 1 : at;
+    if (end <= start) break;
+    const colon = text.indexOf(":", start);
+    const name = colon < 0 || colon > end ? "" : text.slice(start, colon).trimEnd();
+    const value = text.slice(colon + 1, end).trim();
+    switch (lowerName(name)) {
       case "connection":
       case "proxy-connection":
+        if (value === "keep-alive") continue;
         for (const token of listOf(value)) {
           if (token === "close") close = true;
           else if (token !== "keep-alive" && token !== "upgrade") (dropped ??= new Set()).add(token);
