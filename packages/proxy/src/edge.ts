@@ -5,7 +5,7 @@ import { answer, type EdgeAnswer, NOT_FOUND, resetSocket } from "./answer.ts";
 import { Exchange, type ExchangeHost, type ExchangeRequest } from "./exchange.ts";
 import { DEFAULT_LIMITS, ENVD_IDLE_MS, type EdgeLimits } from "./limits.ts";
 import { BadRequest, framingOf, requestHead } from "./request-head.ts";
-import { type BadRoute, ENVD_PORT, isEnvdInternal, originOf, type Route, routeRequest } from "./route.ts";
+import { type BadRoute, ENVD_PORT, isEnvdInternal, originOf, type Route, Router } from "./route.ts";
 import type { Asleep, EdgeError, Resolve, Target } from "./target.ts";
 import { sameToken } from "./token.ts";
 import { RunPool } from "./upstream.ts";
@@ -71,7 +71,7 @@ export function createEdge(options: EdgeOptions): Edge {
 class NodeEdge implements Edge, ExchangeHost {
   readonly limits: EdgeLimits;
   readonly #o: EdgeOptions;
-  readonly #domain: string;
+  readonly #router: Router;
   readonly #pools = new Map<string, RunPool>();
   readonly #ended = new Set<string>();
   readonly #exchanges = new Map<string, Set<Exchange>>();
@@ -85,7 +85,7 @@ class NodeEdge implements Edge, ExchangeHost {
 
   constructor(options: EdgeOptions) {
     this.#o = options;
-    this.#domain = options.domain.toLowerCase().replace(/:[0-9]+$/, "");
+    this.#router = new Router(options.domain.toLowerCase().replace(/:[0-9]+$/, ""));
     this.limits = { ...DEFAULT_LIMITS, ...options.limits };
     const l = this.limits;
     if (l.idleMs >= ENVD_IDLE_MS) throw new RangeError(`idleMs must stay below envd's ${ENVD_IDLE_MS}`);
@@ -104,11 +104,11 @@ class NodeEdge implements Edge, ExchangeHost {
   }
 
   handlesRequest(req: IncomingMessage): boolean {
-    return routeRequest(req, this.#domain) !== undefined;
+    return this.#router.route(req) !== undefined;
   }
 
   request(req: IncomingMessage, res: ServerResponse, expectContinue = false): boolean {
-    const route = routeRequest(req, this.#domain);
+    const route = this.#router.route(req);
     if (route === undefined) return false;
     this.#stats.requests++;
     this.#accept(req, res, route, expectContinue, undefined);
@@ -126,7 +126,7 @@ class NodeEdge implements Edge, ExchangeHost {
       res.detachSocket(socket);
       socket.destroySoon();
     });
-    const route = routeRequest(req, this.#domain) ?? { bad: "The request names no sandbox" };
+    const route = this.#router.route(req) ?? { bad: "The request names no sandbox" };
     this.#accept(req, res, route, false, { socket, head });
   }
 
@@ -207,7 +207,8 @@ class NodeEdge implements Edge, ExchangeHost {
   ): void {
     const refusal = this.#refusal(req, route, target);
     if (refusal) return this.#answer(req, res, refusal);
-    const { run, requiredTrafficToken: _, ...at } = target as Target;
+    const to = target as Target;
+    const { run } = to;
     let head: string;
     let framing: ExchangeRequest["framing"];
     try {
@@ -226,7 +227,7 @@ class NodeEdge implements Edge, ExchangeHost {
       req,
       res,
       route,
-      target: { run, ...at },
+      target: to,
       pool,
       head,
       framing,

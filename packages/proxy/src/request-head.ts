@@ -1,6 +1,7 @@
 import type { IncomingMessage } from "node:http";
 import { isIP } from "node:net";
 import type { TLSSocket } from "node:tls";
+import { lowerName } from "./names.ts";
 
 export type RequestFraming = { kind: "none" } | { kind: "length"; bytes: string } | { kind: "chunked" };
 
@@ -55,7 +56,8 @@ export function requestHead(req: IncomingMessage, o: RequestHeadOptions): string
   for (let i = 0; i < raw.length; i += 2) {
     const name = raw[i] as string;
     const value = raw[i + 1] as string;
-    switch (name.length > 24 ? name : name.toLowerCase()) {
+    const lower = lowerName(name);
+    switch (lower) {
       case "host":
         if (++hosts > 1) throw new BadRequest("More than one Host header");
         continue;
@@ -82,7 +84,7 @@ export function requestHead(req: IncomingMessage, o: RequestHeadOptions): string
         continue;
       default:
     }
-    if (dropped?.has(name.toLowerCase())) continue;
+    if (dropped?.has(lower)) continue;
     if (!VALUE.test(value)) throw new BadRequest("A header has control characters");
     head += `${name}: ${value}\r\n`;
   }

@@ -1,3 +1,5 @@
+import { isToken, lowerName } from "./names.ts";
+
 /** What a guest sent is not HTTP/1.x; `message` says what is wrong, for the answer and the log. */
 export class MalformedResponse extends Error {
   override readonly name = "MalformedResponse";
@@ -24,7 +26,6 @@ export interface ResponseHead {
 const LF = 10;
 const CR = 13;
 const STATUS_LINE = /^HTTP\/1\.([01]) ([1-9][0-9]{2})(?: (.*))?$/;
-const TOKEN = /^[!#$%&'*+\-.^_`|~0-9A-Za-z]+$/;
 // Visible characters, blanks and obs-text; no other control character.
 // biome-ignore lint: the class is the definition
 const VALUE = /^[\t\x20-\x7e\x80-\xff]*$/;
@@ -111,21 +112,6 @@ function listOf(value: string): string[] {
 // biome-ignore lint: the class is the definition
 const BAD_HEAD = /[^\t\r\n\x20-\x7e\x80-\xff]|\r[^\n]/;
 
-/** Names that were seen before, in lower case; a guest can fill it only to the bound. */
-const NAMES = new Map<string, string>();
-const MAX_NAMES = 1024;
-const MAX_CACHED_NAME = 64;
-
-function lowerName(name: string): string {
-  const known = NAMES.get(name);
-  if (known !== undefined) return known;
-  // A folded line starts with a blank, which no token has.
-  if (!TOKEN.test(name)) throw new MalformedResponse("it has an invalid header line");
-  const lower = name.toLowerCase();
-  if (NAMES.size < MAX_NAMES && name.length <= MAX_CACHED_NAME) NAMES.set(name, lower);
-  return lower;
-}
-
 /** Parses one head (interim or final). Throws MalformedResponse for everything a client must not be shown. */
 export function parseResponseHead(text: string, method: string): ResponseHead {
   let at = text.indexOf("\n");
@@ -154,6 +140,8 @@ export function parseResponseHead(text: string, method: string): ResponseHead {
     const colon = text.indexOf(":", start);
     const name = colon < 0 || colon > end ? "" : text.slice(start, colon).trimEnd();
     const value = text.slice(colon + 1, end).trim();
+    // A folded line starts with a blank, which no token has.
+    if (!isToken(name)) throw new MalformedResponse("it has an invalid header line");
     switch (lowerName(name)) {
       case "connection":
       case "proxy-connection":
@@ -232,7 +220,7 @@ export function parseTrailers(text: string): [string, string][] {
     const colon = line.indexOf(":");
     const name = colon < 0 ? "" : line.slice(0, colon).trimEnd();
     const value = line.slice(colon + 1).trim();
-    if (!TOKEN.test(name) || !VALUE.test(value)) throw new MalformedResponse("it has an invalid trailer line");
+    if (!isToken(name) || !VALUE.test(value)) throw new MalformedResponse("it has an invalid trailer line");
     if (!NEVER_TRAILER.has(name.toLowerCase())) out.push([name, value]);
   }
   return out;

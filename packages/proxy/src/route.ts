@@ -16,6 +16,8 @@ export interface BadRoute {
 const ID = /^[a-z0-9]{1,64}$/;
 // No leading zero: one port has one spelling.
 const PORT = /^[1-9][0-9]{0,4}$/;
+const MAX_HOSTS = 1024;
+const MAX_HOST_LENGTH = 256;
 const HOSTNAME = /^[a-z0-9._-]{1,253}$/;
 
 function parsePort(text: string): number | undefined {
@@ -75,6 +77,25 @@ export function routeOf(
   return undefined;
 }
 
+/** What recent Host headers lead to; clients keep to few. */
+class HostCache {
+  readonly #domain: string;
+  readonly #seen = new Map<string, { route: Route | BadRoute | undefined }>();
+
+  constructor(domain: string) {
+    this.#domain = domain;
+  }
+
+  routeOf(authority: string): Route | BadRoute | undefined {
+    const known = this.#seen.get(authority);
+    if (known) return known.route;
+    const route = routeOf(authority, undefined, undefined, this.#domain);
+    if (this.#seen.size >= MAX_HOSTS) this.#seen.clear();
+    if (authority.length <= MAX_HOST_LENGTH) this.#seen.set(authority, { route });
+    return route;
+  }
+}
+
 /** A header that must not be repeated: node joins repetitions with a comma, which no valid value has. */
 function one(value: string | string[] | undefined): string | undefined {
   return Array.isArray(value) ? value.join(",") : value;
@@ -90,11 +111,23 @@ export function originOf(req: IncomingMessage): { authority: string | undefined;
   return { authority: match[1], path: rest.startsWith("?") ? `/${rest}` : rest };
 }
 
-export function routeRequest(req: IncomingMessage, domain: string): Route | BadRoute | undefined {
-  const origin = originOf(req);
-  const id = one(req.headers["e2b-sandbox-id"]);
-  if ("bad" in origin) return id === undefined ? undefined : origin;
-  return routeOf(origin.authority, id, one(req.headers["e2b-sandbox-port"]), domain);
+/** `routeOf` for requests. */
+export class Router {
+  readonly #domain: string;
+  readonly #hosts: HostCache;
+
+  constructor(domain: string) {
+    this.#domain = domain;
+    this.#hosts = new HostCache(domain);
+  }
+
+  route(req: IncomingMessage): Route | BadRoute | undefined {
+    const origin = originOf(req);
+    const id = one(req.headers["e2b-sandbox-id"]);
+    if ("bad" in origin) return id === undefined ? undefined : origin;
+    if (id === undefined && origin.authority !== undefined) return this.#hosts.routeOf(origin.authority);
+    return routeOf(origin.authority, id, one(req.headers["e2b-sandbox-port"]), this.#domain);
+  }
 }
 
 const ENVD_INTERNAL = new Set(["init", "freeze", "unfreeze", "collapse", "fsfreeze", "fsthaw", "upgrade"]);
