@@ -15,7 +15,7 @@ export const ALLOWED: Readonly<Record<string, readonly string[]>> = {
   "packages/vmm-qemu": ["base", "host", "vmm"],
   "packages/network": ["base", "host"],
   "packages/guest": ["base"],
-  "packages/state": ["base"],
+  "packages/state": ["base", "host"],
   "packages/engine": BELOW_ENGINE,
   "packages/images": ["base", "host", "block", "engine"],
   "packages/proxy": ["base"],

@@ -1,11 +1,15 @@
 import { DatabaseSync, type SQLInputValue, type SQLOutputValue, type StatementSync } from "node:sqlite";
 import { AenvError, messageOf } from "@aenv/base";
 import { MIGRATIONS } from "./migrations.ts";
+import { inStore, isStoreFailure, sqliteCode } from "./store-failure.ts";
 
 export type Row = Record<string, SQLOutputValue>;
 
 /** Another process (doctor, a second connection) may hold the write lock for so long before a statement fails. */
 const BUSY_TIMEOUT_MS = 5000;
+
+/** Free pages that the database keeps: it can go on writing when its disk is full. 4 KiB each. */
+const ROOM_PAGES = 1024;
 
 /**
  * One connection. Writes survive a crash of the process at once (WAL in the page cache); those made in `durable()` also
@@ -14,9 +18,14 @@ const BUSY_TIMEOUT_MS = 5000;
 export class Database {
   readonly #db: DatabaseSync;
   readonly #statements = new Map<string, StatementSync>();
+  readonly #beforeWrite: () => void;
+  /** Changes that must not be lost and could not be written yet, oldest first. */
+  readonly #late: (() => void)[] = [];
   #depth = 0;
 
-  constructor(path: string) {
+  /** `beforeWrite`: for tests; may throw what sqlite would. */
+  constructor(path: string, beforeWrite: () => void = () => {}) {
+    this.#beforeWrite = beforeWrite;
     this.#db = new DatabaseSync(path, { timeout: BUSY_TIMEOUT_MS, enableForeignKeyConstraints: true });
     try {
       this.#db.exec("PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL; PRAGMA temp_store = MEMORY;");
@@ -26,6 +35,11 @@ export class Database {
       this.#db.close();
       throw isDamage(e) ? damaged(path, messageOf(e)) : e;
     }
+  }
+
+  /** Changes that wait for the disk to take them. */
+  get late(): number {
+    return this.#late.length;
   }
 
   all(sql: string, ...args: SQLInputValue[]): Row[] {
@@ -38,24 +52,16 @@ export class Database {
 
   /** The number of rows it changed. */
   run(sql: string, ...args: SQLInputValue[]): number {
-    return Number(this.#prepare(sql).run(...args).changes);
+    return this.#write(() => {
+      if (this.#depth === 0) this.#beforeWrite();
+      return Number(this.#prepare(sql).run(...args).changes);
+    });
   }
 
   /** All of `fn` or nothing; inside another transaction it is part of that one. */
   tx<T>(fn: () => T): T {
     if (this.#depth > 0) return fn();
-    this.#db.exec("BEGIN IMMEDIATE");
-    this.#depth++;
-    try {
-      const result = fn();
-      this.#db.exec("COMMIT");
-      return result;
-    } catch (e) {
-      if (this.#db.isTransaction) this.#db.exec("ROLLBACK");
-      throw e;
-    } finally {
-      this.#depth--;
-    }
+    return this.#write(() => this.#transaction(fn));
   }
 
   /** A transaction that is on the disk when it returns. */
@@ -69,9 +75,80 @@ export class Database {
     }
   }
 
+  /**
+   * A change that holds whether it can be written now or not: where the disk does not take it, it waits, and every later
+   * write waits behind it. `fn` may be called again; until it is written, reads do not see it and a crash forgets it.
+   * False: it waits.
+   */
+  surely(fn: () => void): boolean {
+    if (this.#depth > 0) {
+      fn();
+      return true;
+    }
+    try {
+      this.tx(fn);
+      return true;
+    } catch (e) {
+      if (!isStoreFailure(e)) throw e;
+      this.#late.push(fn);
+      return false;
+    }
+  }
+
+  /** Writes what waits, in its order. Throws where the disk still does not take it. */
+  settle(): void {
+    for (let fn = this.#late[0]; fn; fn = this.#late[0]) {
+      const change = fn;
+      try {
+        inStore(() => this.#transaction(change));
+      } catch (e) {
+        if (isStoreFailure(e)) throw e;
+        // It would stand in the way of every later write.
+        process.emitWarning(`a late change of the state was dropped: ${messageOf(e)}`);
+      }
+      this.#late.shift();
+    }
+  }
+
+  /** Makes sure that the database has free pages of its own and, where `log` is said, a log that could hold as many. */
+  keepRoom({ log = false }: { log?: boolean } = {}): void {
+    const free = Number(this.#db.prepare("PRAGMA freelist_count").get()?.["freelist_count"]);
+    if (!log && free >= ROOM_PAGES / 2) return;
+    const pageBytes = Number(this.#db.prepare("PRAGMA page_size").get()?.["page_size"]);
+    const pages = free < ROOM_PAGES ? free + ROOM_PAGES : ROOM_PAGES;
+    // What is used and freed again stays in file and log.
+    this.#write(() => {
+      this.#db.exec("CREATE TABLE IF NOT EXISTS room (bytes BLOB)");
+      this.#db.prepare("INSERT INTO room (bytes) VALUES (zeroblob(?))").run(pages * pageBytes);
+      this.#db.exec("DROP TABLE room");
+    });
+  }
+
   close(): void {
     this.#statements.clear();
     if (this.#db.isOpen) this.#db.close();
+  }
+
+  #write<T>(fn: () => T): T {
+    if (this.#depth > 0) return fn();
+    this.settle();
+    return inStore(fn);
+  }
+
+  #transaction<T>(fn: () => T): T {
+    this.#beforeWrite();
+    this.#db.exec("BEGIN IMMEDIATE");
+    this.#depth++;
+    try {
+      const result = fn();
+      this.#db.exec("COMMIT");
+      return result;
+    } catch (e) {
+      if (this.#db.isTransaction) this.#db.exec("ROLLBACK");
+      throw e;
+    } finally {
+      this.#depth--;
+    }
   }
 
   #prepare(sql: string): StatementSync {
@@ -113,8 +190,7 @@ const SQLITE_NOTADB = 26;
 
 function isDamage(e: unknown): boolean {
   if (e instanceof Damage) return true;
-  // The low byte of an extended code is the code.
-  const code = e instanceof Error && "errcode" in e ? Number(e.errcode) & 0xff : 0;
+  const code = sqliteCode(e);
   return code === SQLITE_CORRUPT || code === SQLITE_NOTADB;
 }
 

@@ -2,6 +2,7 @@ import { createHash, randomBytes } from "node:crypto";
 import { AenvError, type Clock, randomName } from "@aenv/base";
 import { type Database, int, optional, type Row, text } from "./database.ts";
 import type { ApiKeyRecord, TeamRecord } from "./records.ts";
+import { isStoreFailure } from "./store-failure.ts";
 
 const KEY_SHAPE = /^e2b_[0-9a-f]{40}$/;
 /** The time of the last use is written at most this often per key. */
@@ -85,8 +86,17 @@ export class ApiKeys {
     const record = apiKey(row);
     const now = this.#clock.now();
     if (now - (record.lastUsedAt ?? 0) >= LAST_USED_STEP_MS)
-      this.#db.run("UPDATE api_keys SET last_used_at = ? WHERE id = ?", now, record.id);
+      this.#used(record.id, now);
     return record;
+  }
+
+  /** A key is good whether its use can be noted or not. */
+  #used(id: string, at: number): void {
+    try {
+      this.#db.run("UPDATE api_keys SET last_used_at = ? WHERE id = ?", at, id);
+    } catch (e) {
+      if (!isStoreFailure(e)) throw e;
+    }
   }
 
   list(teamId: string): ApiKeyRecord[] {

@@ -1,4 +1,4 @@
-import { chmodSync } from "node:fs";
+import { chmodSync, existsSync, renameSync, rmSync, writeFileSync } from "node:fs";
 import { type Clock, systemClock } from "@aenv/base";
 import { Layers, MemoryFiles, Snapshots, TemplateRows } from "./artifacts.ts";
 import { Database, text } from "./database.ts";
@@ -6,13 +6,54 @@ import { ApiKeys, DEFAULT_TEAM, Teams } from "./keys.ts";
 import { Checkpoints, SavedSnapshots } from "./saved.ts";
 import { Idempotency, Resources, Runs, Sandboxes } from "./sandboxes.ts";
 import { Events, Samples } from "./series.ts";
+import { isStoreFailure, sqliteCode } from "./store-failure.ts";
 
 /** A path for a database that nobody will miss. */
 const IN_MEMORY = ":memory:";
 
+/** Waits before another attempt to write what could not be written: doubled from the first to the most. */
+const LATE_RETRY_MS = { first: 1000, most: 15_000 } as const;
+/** Given back when the disk is too full to open the database. */
+const RESERVE_BYTES = 16 * 1024 * 1024;
+
+export interface StateOptions {
+  /** Keep room inside the database and beside it, so that a node on a full disk can be started and can end sandboxes. */
+  room?: boolean;
+  /** For tests: called before each write; may throw what sqlite would. */
+  beforeWrite?: () => void;
+}
+
+function openDatabase(path: string, beforeWrite: (() => void) | undefined): Database {
+  try {
+    return new Database(path, beforeWrite);
+  } catch (e) {
+    if (path === IN_MEMORY || sqliteCode(e) === 0 || !existsSync(reserveOf(path))) throw e;
+    rmSync(reserveOf(path));
+    return new Database(path, beforeWrite);
+  }
+}
+
+const reserveOf = (path: string): string => `${path}.reserve`;
+
+/** Whole or not at all. */
+function keepReserve(path: string): void {
+  const reserve = reserveOf(path);
+  if (existsSync(reserve)) return;
+  const temp = `${reserve}.tmp`;
+  try {
+    writeFileSync(temp, Buffer.alloc(RESERVE_BYTES), { mode: 0o600 });
+    renameSync(temp, reserve);
+  } catch {
+    rmSync(temp, { force: true });
+  }
+}
+
 /** Everything that a node remembers: one sqlite file. The kernel, not this, is the truth about what runs. */
 export class State implements Disposable {
   readonly #db: Database;
+  readonly #clock: Clock;
+  readonly #settled = new Set<() => void>();
+  #cancelRetry: (() => void) | undefined;
   readonly teams: Teams;
   readonly keys: ApiKeys;
   readonly layers: Layers;
@@ -30,6 +71,7 @@ export class State implements Disposable {
 
   private constructor(db: Database, clock: Clock) {
     this.#db = db;
+    this.#clock = clock;
     this.teams = new Teams(db, clock);
     this.keys = new ApiKeys(db, clock);
     this.layers = new Layers(db);
@@ -46,13 +88,20 @@ export class State implements Disposable {
     this.events = new Events(db);
   }
 
-  /** Makes the file, or brings one of an older version up to date. The default team always exists. */
-  static open(path: string, clock: Clock = systemClock): State {
-    const db = new Database(path);
+  /**
+   * Makes the file, or brings one of an older version up to date. The default team always exists. NO_SPACE where the disk
+   * is so full that not even the room that is kept aside for this helps.
+   */
+  static open(path: string, clock: Clock = systemClock, { beforeWrite, room = false }: StateOptions = {}): State {
+    const db = openDatabase(path, beforeWrite);
     // It holds the seed of the access tokens.
     if (path !== IN_MEMORY) chmodSync(path, 0o600);
     const state = new State(db, clock);
     state.teams.ensure(DEFAULT_TEAM);
+    if (room) {
+      state.keepRoom({ log: true });
+      keepReserve(path);
+    }
     return state;
   }
 
@@ -63,6 +112,35 @@ export class State implements Disposable {
   /** A transaction that also survives a loss of power when it returns. */
   durable<T>(fn: () => T): T {
     return this.#db.durable(fn);
+  }
+
+  /**
+   * A change that must not fail because the disk is full, such as an end: where it cannot be written it waits and is
+   * tried again; later writes come after it. Until then reads do not see it, and a crash forgets it: the next start
+   * believes the kernel. `fn` may run more than once.
+   */
+  surely(fn: () => void): void {
+    if (!this.#db.surely(fn)) this.#retry(LATE_RETRY_MS.first);
+  }
+
+  /** Changes that could not be written yet. */
+  get late(): number {
+    return this.#db.late;
+  }
+
+  /** Called when everything that waited is written. Returns the unsubscription. */
+  onSettled(fn: () => void): () => void {
+    this.#settled.add(fn);
+    return () => this.#settled.delete(fn);
+  }
+
+  /** Free pages inside the file, for the time when its disk is full. Does nothing when that is now. */
+  keepRoom(options?: { log?: boolean }): void {
+    try {
+      this.#db.keepRoom(options);
+    } catch (e) {
+      if (!isStoreFailure(e)) throw e;
+    }
   }
 
   /** The setting, made by `make` the first time. */
@@ -85,7 +163,26 @@ export class State implements Disposable {
   }
 
   close(): void {
+    this.#cancelRetry?.();
+    try {
+      this.#db.settle();
+    } catch {
+      // The next start finds out by the kernel.
+    }
     this.#db.close();
+  }
+
+  #retry(wait: number): void {
+    this.#cancelRetry?.();
+    this.#cancelRetry = this.#clock.after(wait, () => {
+      try {
+        this.#db.settle();
+      } catch (e) {
+        if (!isStoreFailure(e)) throw e;
+        return this.#retry(Math.min(LATE_RETRY_MS.most, wait * 2));
+      }
+      for (const fn of this.#settled) fn();
+    });
   }
 
   [Symbol.dispose](): void {
