@@ -1,5 +1,5 @@
 import { parseArgs } from "node:util";
-import { AenvError } from "@aenv/base";
+import { AenvError, type Bytes, mib } from "@aenv/base";
 import { MAX_FORKS } from "@aenv/contract";
 import { aenvHome, ensureNodeConfig, type NodeConfig, runRoot } from "@aenv/host";
 
@@ -14,6 +14,8 @@ export interface ServerConfig extends NodeConfig {
   forkLimit: number;
   /** Memory of all spares together; undefined: the engine's own choice. */
   poolMB: number | undefined;
+  /** With less of the data folder's disk left than this, no sandbox, snapshot or template is made. */
+  diskReserveBytes: Bytes;
   /** Private ranges that sandboxes may reach, and ranges that none may. */
   egress: { open: string[]; deny: string[] };
   /** Free the host instead of serving. */
@@ -32,6 +34,7 @@ export const USAGE = `usage: node apps/server/src/main.ts [--home DIR] [--port N
 
 Environment: AENV_SLOTS (most VMs at once, default 256), AENV_UID_BASE (200000), AENV_FORK_LIMIT (most children of one fork, default 16),
              AENV_POOL_MB (memory for virtual machines kept ready; 0: none; default a quarter of the memory, 4096 at most),
+             AENV_DISK_RESERVE (MiB of the data folder's disk below which nothing new is made, default 512),
              AENV_ACCEL (auto, kvm, tcg), AENV_LOG_LEVEL (info),
 AENV_EGRESS_OPEN (private ranges that sandboxes may reach, CIDRs with commas between), AENV_EGRESS_DENY (ranges that no sandbox may reach).`;
 
@@ -40,6 +43,7 @@ const DEFAULT_SLOTS = 256;
 const DEFAULT_UID_BASE = 200_000;
 const DEFAULT_FORK_LIMIT = 16;
 const MAX_POOL_MB = 1 << 20;
+const DEFAULT_DISK_RESERVE_MIB = 512;
 
 function integer(name: string, text: string | undefined, fallback: number, min: number, max: number): number {
   if (text === undefined || text === "") return fallback;
@@ -94,6 +98,7 @@ export async function readConfig(argv: readonly string[], env: NodeJS.ProcessEnv
     forkLimit: integer("AENV_FORK_LIMIT", env["AENV_FORK_LIMIT"], DEFAULT_FORK_LIMIT, 1, MAX_FORKS),
     poolMB:
       (env["AENV_POOL_MB"] ?? "") === "" ? undefined : integer("AENV_POOL_MB", env["AENV_POOL_MB"], 0, 0, MAX_POOL_MB),
+    diskReserveBytes: mib(integer("AENV_DISK_RESERVE", env["AENV_DISK_RESERVE"], DEFAULT_DISK_RESERVE_MIB, 0, 2 ** 24)),
     egress: { open: list(env["AENV_EGRESS_OPEN"]), deny: list(env["AENV_EGRESS_DENY"]) },
     accel: oneOf("AENV_ACCEL", env["AENV_ACCEL"], ["auto", "kvm", "tcg"]),
     logLevel: oneOf("AENV_LOG_LEVEL", env["AENV_LOG_LEVEL"], ["info", "debug", "warn", "error"]),

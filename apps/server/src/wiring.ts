@@ -59,7 +59,7 @@ export async function openNode(config: ServerConfig, logger: Logger, signal: Abo
   const daemons = makeDaemons(config, logger);
   undo.use(await superviseDaemons(daemons, logger, signal));
 
-  const state = undo.use(State.open(join(home, "state.db")));
+  const state = undo.use(State.open(join(home, "state.db"), systemClock, { room: true }));
   if ((await ensureFirstKey(home, state)) === "made") logger.info({ path: join(home, "auth.json") }, "first key made");
   const blockd = undo.adopt(new BlockdClient(join(runRoot, "blockd.sock")), (b) => b.close());
   const vmd = undo.adopt(new VmdClient(join(runRoot, "vmd.sock")), (v) => v.close());
@@ -87,6 +87,7 @@ export async function openNode(config: ServerConfig, logger: Logger, signal: Abo
         maxForks: config.forkLimit,
         ...(config.poolMB === undefined ? {} : { pool: { memoryBudgetBytes: mib(config.poolMB) } }),
         onOperation: (o) => timings.addOperation(o),
+        diskReserveBytes: config.diskReserveBytes,
       },
     }),
   );
@@ -174,7 +175,7 @@ export async function networkOptions(config: ServerConfig, state: State, logger:
 
 async function openNetwork(config: ServerConfig, state: State, logger: Logger): Promise<Network> {
   const network = await Network.open(await networkOptions(config, state, logger));
-  state.putSetting(SETTING_BLOCK, network.block);
+  if (state.setting(SETTING_BLOCK, () => "") !== network.block) state.putSetting(SETTING_BLOCK, network.block);
   return network;
 }
 

@@ -5,6 +5,7 @@ import { run as runTool, syncDir } from "@aenv/host";
 import { DEFAULT_TEAM, type LayerRecord, type SnapshotRecord, type TemplateRecord } from "@aenv/state";
 import { capture, type CaptureTarget, discardTarget, makeTarget, type MemoryStrategy } from "./capture.ts";
 import type { Context } from "./context.ts";
+import { checkDisk } from "./disk-reserve.ts";
 import { BOOT_DEADLINE_MS, diedSignal, initRun, untilReady } from "./launch.ts";
 import { Phases } from "./phases.ts";
 import { VmRun } from "./run.ts";
@@ -61,6 +62,7 @@ export async function buildTemplate(
       "INVALID_ARGUMENT",
       `a template name is of ${NAME.source}, not ${JSON.stringify(options.name)}`,
     );
+  checkDisk(ctx, "no template is built");
   using _base = store.hold(options.baseLayer.id);
   store.used(options.baseLayer.id);
   const base = await baseRecord(ctx, options.baseLayer);

@@ -19,6 +19,7 @@ import {
 import { publishFile, syncDir } from "@aenv/host";
 import type { MemoryFileRecord, SnapshotCause, SnapshotRecord } from "@aenv/state";
 import type { Context } from "./context.ts";
+import { diskFull } from "./disk-reserve.ts";
 import type { Phases } from "./phases.ts";
 import { settleAll, type VmRun } from "./run.ts";
 
@@ -177,9 +178,10 @@ export async function capture(
       await run.vm.resume(deadline(CAPTURE_DEADLINE_MS)).catch((again: unknown) => {
         ctx.logger.warn({ run: run.id, error: messageOf(again) }, "a VM did not go on after a failed capture");
       });
+    const full = diskFull(ctx, e);
     await plan.memory.discard();
     await discardTarget(ctx, run, to);
-    throw e;
+    throw full ?? e;
   }
 }
 
@@ -213,8 +215,10 @@ export async function discardTarget(ctx: Context, run: VmRun, target: CaptureTar
   const { state, paths } = ctx;
   await rm(target.dir, { recursive: true, force: true });
   await rm(target.memoryDir, { recursive: true, force: true });
-  state.resources.released(run.id, "snapshot");
-  state.resources.released(run.id, "memory");
+  state.surely(() => {
+    state.resources.released(run.id, "snapshot");
+    state.resources.released(run.id, "memory");
+  });
   if (target.sealAsked && !target.runEnds) {
     try {
       await run.learnLayers();
@@ -226,5 +230,5 @@ export async function discardTarget(ctx: Context, run: VmRun, target: CaptureTar
   }
   if (target.runEnds || !run.layers.some((l) => l.id === target.layer))
     await rm(paths.layerDir(target.layer), { recursive: true, force: true });
-  state.resources.released(run.id, "layer");
+  state.surely(() => state.resources.released(run.id, "layer"));
 }

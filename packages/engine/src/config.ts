@@ -51,6 +51,8 @@ export interface EngineConfig {
   captureBufferBytes: Bytes;
   /** How long a sandbox runs that was resumed by traffic. */
   trafficTimeoutMs: number;
+  /** With less of the data folder's disk left than this, no sandbox, snapshot or template is made. */
+  diskReserveBytes: Bytes;
   /** Network slots kept ready, so that no launch waits for one. */
   readySlots: number;
   metrics: { intervalMs: number; concurrency: number; keepMs: number; keepRows: number };
@@ -82,6 +84,7 @@ export function engineConfig(given: EngineConfigInput): EngineConfig {
     hotInitDeadlineMs: HOT_INIT_DEADLINE_MS,
     captureBufferBytes: bytes(128 * 1024 ** 2),
     trafficTimeoutMs: 5 * 60_000,
+    diskReserveBytes: bytes(512 * 1024 ** 2),
     readySlots: 8,
     launchConcurrency: Math.max(2, cores),
     ...given,

@@ -28,6 +28,8 @@ export interface Context {
   readonly tokens: Tokens;
   /** Every run that holds resources, until the last one is released. */
   readonly runs: Map<RunId, VmRun>;
+  /** Bytes that the file system of a path has left. */
+  freeBytes(path: string): number;
   /** The last resource of a run is free. */
   released(run: VmRun): void;
   /** Called before and after every effect of a launch or capture; tests fail or park here. */

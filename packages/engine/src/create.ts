@@ -1,6 +1,7 @@
 import { AenvError, messageOf, newSandboxId, type SandboxId } from "@aenv/base";
 import { DEFAULT_TEAM, type SandboxRecord } from "@aenv/state";
 import type { Context } from "./context.ts";
+import { checkDisk } from "./disk-reserve.ts";
 import { egressRules } from "./egress.ts";
 import { handOver } from "./hand-over.ts";
 import type { Identity } from "./launch.ts";
@@ -73,6 +74,7 @@ export class Creator {
   ): Promise<SandboxView> {
     const source = this.#store.source(options.template, options.team);
     checkRoom(this.#ctx, this.#registry);
+    checkDisk(this.#ctx, "no sandbox is made");
     const birth: Birth = {
       record: this.#newRecord(options, source),
       source,

@@ -20,6 +20,7 @@ import type { Context } from "./context.ts";
 import { checkCreate, checkLifetime, checkTimeout, notFound, notYet } from "./checks.ts";
 import { Creator, type Registry } from "./create.ts";
 import { egressRules, setEgress } from "./egress.ts";
+import { checkDisk, freeBytes as freeBytesOf } from "./disk-reserve.ts";
 import { Deadlines } from "./expiry.ts";
 import { fork } from "./fork.ts";
 import { Foreground } from "./foreground.ts";
@@ -79,6 +80,8 @@ export interface EngineDeps {
   clock: Clock;
   logger: Logger;
   config: EngineConfigInput;
+  /** Bytes that the file system of a path has left; for tests. */
+  freeBytes?: (path: string) => number;
   /** For tests: called before and after every effect of a launch or capture; may throw or never return. */
   onStep?: (name: string) => Promise<void> | void;
 }
@@ -96,7 +99,7 @@ export interface Templates {
 
 /** Sandboxes that end at the same moment end so many at a time. */
 const EXPIRE_CONCURRENCY = 8;
-/** A pause at the end of a sandbox that failed is tried again after so long. */
+/** An end that failed, such as a pause on a full disk, is tried again after so long. */
 const EXPIRE_RETRY_MS = 30_000;
 const MAX_SAMPLES = 20_000;
 const MAX_LOG_LINES = 1000;
@@ -117,6 +120,7 @@ export class Engine implements AsyncDisposable {
   readonly #creator: Creator;
   readonly #pauser: Pauser;
   readonly #snapshots: Snapshots;
+  #unsubscribe = (): void => {};
   #closing: Promise<void> | undefined;
 
   private constructor(ctx: Context) {
@@ -156,7 +160,7 @@ export class Engine implements AsyncDisposable {
 
   /** Recovers: adopts the VMs that run, frees what nobody owns, then warms the pools in the background. */
   static async open(deps: EngineDeps): Promise<Engine> {
-    const { config: given, onStep, ...ports } = deps;
+    const { config: given, onStep, freeBytes = freeBytesOf, ...ports } = deps;
     const config = engineConfig(given);
     const paths = new Paths(config.home, config.instance, config.runRoot);
     takeOwnership(deps.state);
@@ -170,6 +174,7 @@ export class Engine implements AsyncDisposable {
       tokens: new Tokens(deps.state),
       memory: deps.memory ?? new MemoryWorkers(),
       runs: new Map(),
+      freeBytes,
       released: () => {},
       step: onStep ?? (() => {}),
     };
@@ -184,7 +189,10 @@ export class Engine implements AsyncDisposable {
       engine.#live.set(sandbox.id, sandbox);
       engine.#follow(sandbox);
     }
-    await engine.#store.collect();
+    await engine.#store.collect().catch((e: unknown) => {
+      logger.warn({ error: messageOf(e) }, "unused artifacts were not collected");
+    });
+    engine.#unsubscribe = deps.state.onSettled(() => engine.#collect());
     ctx.tasks.spawn("slots", (signal) => ctx.network.ensure(config.readySlots, signal));
     for (const name of config.pool.pinned) engine.#warm(name);
     return engine;
@@ -409,6 +417,7 @@ export class Engine implements AsyncDisposable {
   async importLayer(rawPath: string, _signal: AbortSignal): Promise<LayerFile> {
     this.#assertOpen();
     const id = newLayerId();
+    checkDisk(this.#ctx, "no layer is imported");
     const { paths, state, blockd, clock } = this.#ctx;
     const path = paths.layerFile(id);
     this.#store.imported(id);
@@ -485,15 +494,13 @@ export class Engine implements AsyncDisposable {
     const sandbox = this.#live.get(id);
     // It may have been extended while it waited for its turn.
     if (sandbox?.state !== "running" || sandbox.record.endAt > this.#ctx.clock.now()) return;
-    if (sandbox.record.onTimeout === "kill") {
-      await sandbox.kill("expired");
-      return;
-    }
+    const { onTimeout, pauseMemory } = sandbox.record;
     try {
-      await this.#pauser.pause(sandbox, { memory: sandbox.record.pauseMemory }, signal);
+      if (onTimeout === "kill") await sandbox.kill("expired");
+      else await this.#pauser.pause(sandbox, { memory: pauseMemory }, signal);
     } catch (e) {
       if (sandbox.state !== "running" || signal.aborted) return;
-      this.#ctx.logger.error({ sandbox: id, error: messageOf(e) }, "a sandbox was not paused at its end; trying again");
+      this.#ctx.logger.error({ sandbox: id, onTimeout, error: messageOf(e) }, "a sandbox did not end; trying again");
       this.#deadlines.set(id, this.#ctx.clock.now() + EXPIRE_RETRY_MS);
     }
   }
@@ -549,6 +556,7 @@ export class Engine implements AsyncDisposable {
   }
 
   async #close(): Promise<void> {
+    this.#unsubscribe();
     this.#deadlines.close();
     this.#sampler.close();
     const moving = [...this.#live.values()].flatMap(({ phase }) => ("abort" in phase ? [phase] : []));
@@ -558,7 +566,7 @@ export class Engine implements AsyncDisposable {
     await this.#ctx.tasks.close();
     await this.#ctx.memory.close();
     for (const { run } of this.#live.values()) run?.detach();
-    this.#ctx.state.putSetting(OWNER, "");
+    this.#ctx.state.surely(() => this.#ctx.state.putSetting(OWNER, ""));
   }
 }
 
@@ -584,5 +592,5 @@ function takeOwnership(state: State): void {
     throw new AenvError("CONFLICT", `process ${owner.pid} runs this node already`, {
       hint: "Stop it first: npm run down.",
     });
-  state.putSetting(OWNER, JSON.stringify(me));
+  state.surely(() => state.putSetting(OWNER, JSON.stringify(me)));
 }

@@ -4,6 +4,7 @@ import type { SandboxRecord, SnapshotRecord } from "@aenv/state";
 import type { Context } from "./context.ts";
 import { checkRoom, type Creator, type Registry } from "./create.ts";
 import { Phases } from "./phases.ts";
+import { checkDisk } from "./disk-reserve.ts";
 import type { Sandbox } from "./sandbox.ts";
 import { takeState } from "./take.ts";
 import type { TemplateStore } from "./templates.ts";
@@ -21,6 +22,7 @@ export async function fork(
   if (!Number.isInteger(count) || count < 1 || count > maxForks)
     throw new AenvError("INVALID_ARGUMENT", `a fork makes 1 to ${maxForks} children, not ${count}`);
   checkRoom(ctx, rooms.registry, count);
+  checkDisk(ctx, "no sandbox is forked");
   const phases = new Phases(ctx.clock);
   const options = { cause: "fork", memory: true, durable: false } as const;
   const snapshot = await takeState(ctx, sandbox, options, caller, phases);

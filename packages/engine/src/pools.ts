@@ -3,6 +3,7 @@ import type { SnapshotRecord } from "@aenv/state";
 import type { Watermarks } from "./config.ts";
 import type { Context } from "./context.ts";
 import { damageOf } from "./damage.ts";
+import { isDiskLow } from "./disk-reserve.ts";
 import { bootRun, prepareRun, primeRun, startRun } from "./launch.ts";
 import { hasMemory } from "./memory-stack.ts";
 import { Phases } from "./phases.ts";
@@ -162,6 +163,7 @@ export class Pools {
   }
 
   #next(): { pool: SnapshotPool; kind: SpareKind } | undefined {
+    if (isDiskLow(this.#ctx)) return undefined;
     const now = this.#ctx.clock.mono();
     const pools = [...this.#pools.values()].filter((p) => p.mayTry(now)).sort((a, b) => b.lastUsed - a.lastUsed);
     for (const kind of ["hot", "prepared"] as const)

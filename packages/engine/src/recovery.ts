@@ -109,13 +109,13 @@ export async function recover(ctx: Context, signal: AbortSignal): Promise<Recove
   freed.artifacts = await sweepArtifacts(ctx);
 
   // Only now: until here another crash would have found all of it in the journal again.
-  state.tx(() => {
+  state.surely(() => {
     for (const r of state.resources.list()) if (!kept.has(r.run)) state.resources.released(r.run, r.kind);
     for (const id of runs.keys()) if (!kept.has(id)) state.runs.remove(id);
   });
 
   for (const { record } of paused)
-    if (record.state !== "paused") state.sandboxes.setState(record.id, "paused", undefined);
+    if (record.state !== "paused") state.surely(() => state.sandboxes.setState(record.id, "paused", undefined));
   const survivors: Survivor[] = paused.map(({ record, ...p }) => {
     const { run: _run, ...rest } = record;
     return { ...p, record: { ...rest, state: "paused" } };
@@ -135,7 +135,7 @@ export async function recover(ctx: Context, signal: AbortSignal): Promise<Recove
       slot,
       vm,
     });
-    if (record.state !== "running") state.sandboxes.setState(record.id, "running", id);
+    if (record.state !== "running") state.surely(() => state.sandboxes.setState(record.id, "running", id));
     survivors.push({ record: { ...record, state: "running" }, template, snapshot, run });
   }
   await settleAll(survivors.map((s) => restoreEgress(ctx, s)));
@@ -201,8 +201,8 @@ function templateOf(ctx: Context, record: SandboxRecord): TemplateRecord {
 }
 
 function end(ctx: Context, record: SandboxRecord, cause: string): void {
-  ctx.state.tx(() => {
-    const at = ctx.clock.now();
+  const at = ctx.clock.now();
+  ctx.state.surely(() => {
     ctx.state.sandboxes.end(record.id, at, cause);
     ctx.state.checkpoints.removeOf(record.id);
     ctx.state.events.add(record.id, { timestamp: at, level: "error", message: "sandbox ended", fields: { cause } });

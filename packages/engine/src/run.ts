@@ -303,12 +303,14 @@ export class VmRun {
     const free = async (kind: ResourceKind, fn: () => Promise<unknown>): Promise<void> => {
       try {
         await fn();
-        state.resources.released(this.id, kind);
       } catch (e) {
         failures.push(e);
+        return;
       }
+      // Freed is freed: a full disk must not keep what would empty it.
+      state.surely(() => state.resources.released(this.id, kind));
     };
-    state.resources.released(this.id, "process");
+    state.surely(() => state.resources.released(this.id, "process"));
     await free("disk", () => blockd.closeDisk(this.id, { deleteUpper: true }));
     await free("cgroup", () => cgroups.remove(paths.cgroup(this.id)));
     if (slot)
@@ -319,7 +321,7 @@ export class VmRun {
     await free("rundir", () => rm(paths.runDir(this.id), { recursive: true, force: true }));
     await free("datadir", () => rm(paths.dataDir(this.id), { recursive: true, force: true }));
     if (failures.length > 0) throw new AggregateError(failures, failures.map(messageOf).join("; "));
-    state.runs.remove(this.id);
+    state.surely(() => state.runs.remove(this.id));
     this.#ctx.runs.delete(this.id);
     this.#ctx.released(this);
   }
@@ -355,13 +357,14 @@ export async function recordLayers(
         state.layers.get(id) ?? { id, path, bytes: (await stat(path)).size, createdAt: ctx.clock.now() },
     ),
   );
-  state.tx(() => {
-    for (const l of layers)
-      if (!known.has(l.id)) {
+  const found = layers.filter((l) => !known.has(l.id));
+  if (found.length > 0)
+    state.tx(() => {
+      for (const l of found) {
         state.layers.add(l);
         state.runs.addLayer(run, l.id);
       }
-  });
+    });
   return layers;
 }
 

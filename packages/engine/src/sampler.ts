@@ -90,13 +90,22 @@ export class Sampler {
 
   #armPrune(): void {
     this.#cancelPrune = this.#ctx.clock.after(PRUNE_EVERY_MS, () => {
-      const { state, clock, config } = this.#ctx;
-      const old = clock.now() - HISTORY_MS;
-      state.samples.prune(clock.now() - config.metrics.keepMs, config.metrics.keepRows, PRUNE_ROWS);
-      state.events.prune(old, PRUNE_ROWS);
-      state.idempotency.prune(old, PRUNE_ROWS);
-      state.sandboxes.pruneEnded(old, PRUNE_ROWS);
+      try {
+        this.#prune();
+      } catch (e) {
+        this.#ctx.logger.warn({ error: messageOf(e) }, "old records were not deleted");
+      }
       if (!this.#closed) this.#armPrune();
     });
+  }
+
+  #prune(): void {
+    const { state, clock, config } = this.#ctx;
+    const old = clock.now() - HISTORY_MS;
+    state.samples.prune(clock.now() - config.metrics.keepMs, config.metrics.keepRows, PRUNE_ROWS);
+    state.events.prune(old, PRUNE_ROWS);
+    state.idempotency.prune(old, PRUNE_ROWS);
+    state.sandboxes.pruneEnded(old, PRUNE_ROWS);
+    state.keepRoom();
   }
 }

@@ -106,7 +106,7 @@ export class Sandbox {
       this.record.startedAt = startedAt;
       this.record.endAt = endAt;
       this.#ctx.state.sandboxes.setTimes(this.id, startedAt, endAt);
-      this.#event("info", "sandbox created", { template: this.template.name, run: run.id });
+      this.#event("info", "sandbox created", { template: this.template.name, run: run.id })();
       also?.();
     });
     this.#watch(run);
@@ -115,15 +115,16 @@ export class Sandbox {
   /** creating -> gone. */
   failed(cause: unknown): void {
     const why = messageOf(cause);
-    this.#set({ t: "gone", cause: why }, () =>
+    this.#setSurely(
+      { t: "gone", cause: why },
       this.#ended(`create-failed: ${why}`, "error", "sandbox was not created"),
     );
   }
 
   /** What it may reach from now on, in this run and in later ones. */
   setEgress(rules: Required<Pick<SandboxRecord, "allowInternetAccess" | "network">>): void {
-    Object.assign(this.record, rules);
     this.#ctx.state.sandboxes.setNetwork(this.id, rules.allowInternetAccess, rules.network);
+    Object.assign(this.record, rules);
   }
 
   /** running -> pausing. The returned function ends the transition for those who wait for it. */
@@ -142,7 +143,7 @@ export class Sandbox {
       { t: "paused" },
       () => {
         this.#ctx.state.sandboxes.setSnapshot(this.id, snapshot.id);
-        this.#event("info", "sandbox paused", { snapshot: snapshot.id, memory: hasMemory(snapshot) });
+        this.#event("info", "sandbox paused", { snapshot: snapshot.id, memory: hasMemory(snapshot) })();
       },
       () => this.#tookSnapshot(snapshot),
     );
@@ -150,9 +151,7 @@ export class Sandbox {
 
   /** pausing -> running: nothing has changed. */
   pauseFailed(run: VmRun, why: unknown): void {
-    this.#set({ t: "running", run }, () => {
-      this.#event("error", "sandbox was not paused", { error: messageOf(why) });
-    });
+    this.#setSurely({ t: "running", run }, this.#event("error", "sandbox was not paused", { error: messageOf(why) }));
   }
 
   /** paused -> resuming. */
@@ -172,14 +171,14 @@ export class Sandbox {
       }
       this.record.endAt = endAt;
       this.#ctx.state.sandboxes.setTimes(this.id, this.record.startedAt, endAt);
-      this.#event("info", "sandbox resumed", { run: run.id, snapshot: this.#snapshot.id });
+      this.#event("info", "sandbox resumed", { run: run.id, snapshot: this.#snapshot.id })();
     });
     this.#watch(run);
   }
 
   /** resuming -> paused: it can be tried again. */
   resumeFailed(why: unknown): void {
-    this.#set({ t: "paused" }, () => this.#event("error", "sandbox was not resumed", { error: messageOf(why) }));
+    this.#setSurely({ t: "paused" }, this.#event("error", "sandbox was not resumed", { error: messageOf(why) }));
   }
 
   /** A capture of it while it goes on, in the capture's transaction. Returns what to do once that is committed. */
@@ -188,9 +187,11 @@ export class Sandbox {
     return () => this.#tookSnapshot(snapshot);
   }
 
+  /** Also on a full disk: an earlier end is what frees it. */
   setEnd(endAt: number): void {
     this.record.endAt = endAt;
-    this.#ctx.state.sandboxes.setTimes(this.id, this.record.startedAt, endAt);
+    const { startedAt } = this.record;
+    this.#ctx.state.surely(() => this.#ctx.state.sandboxes.setTimes(this.id, startedAt, endAt));
   }
 
   /**
@@ -228,7 +229,7 @@ export class Sandbox {
   async #kill(cause: string): Promise<void> {
     const run = this.#phase.t === "running" || this.#phase.t === "pausing" ? this.#phase.run : undefined;
     const { promise: done, resolve } = Promise.withResolvers<void>();
-    this.#set({ t: "killing", done }, () => this.#ctx.state.sandboxes.setCause(this.id, cause));
+    this.#setSurely({ t: "killing", done }, () => this.#ctx.state.sandboxes.setCause(this.id, cause));
     if (run) {
       this.#events.runEnded(run, this);
       try {
@@ -240,7 +241,7 @@ export class Sandbox {
       this.#ctx.tasks.spawn("release", () => run.release());
     }
     try {
-      this.#set({ t: "gone", cause }, () => this.#ended(cause, "info", "sandbox ended"));
+      this.#setSurely({ t: "gone", cause }, this.#ended(cause, "info", "sandbox ended"));
     } finally {
       resolve();
     }
@@ -257,37 +258,56 @@ export class Sandbox {
     if (phase.t === "pausing")
       phase.abort.abort(new AenvError("VMM_FAILED", `its virtual machine ended: ${exit.cause}`));
     this.#ctx.tasks.spawn("release", async () => {
-      this.#set({ t: "gone", cause: exit.cause }, () =>
+      this.#setSurely(
+        { t: "gone", cause: exit.cause },
         this.#ended(exit.cause, "error", "sandbox ended: its virtual machine is gone", { detail: exit.detail }),
       );
       this.#events.runEnded(run, this);
       const console = await run.consoleTail();
-      if (console) this.#event("info", "last lines of its console", { console });
+      if (console) this.#ctx.state.surely(this.#event("info", "last lines of its console", { console }));
       await run.release();
     });
   }
 
+  /** A move that somebody wants: it does not happen where it cannot be recorded. */
   #set(next: Phase, also: () => void): void {
     this.#ctx.state.tx(() => this.#prepareSet(next, also))();
   }
 
+  /** A move that happens whether its record can be written now or later: an end, or the way back to what was. */
+  #setSurely(next: Phase, also: () => void): void {
+    const { write, after } = this.#move(next, also);
+    this.#ctx.state.surely(write);
+    after();
+  }
+
   /** The part of a move that belongs into a transaction. Returns the rest, for after it. */
   #prepareSet(next: Phase, also: () => void, then?: () => void): () => void {
+    const move = this.#move(next, also, then);
+    move.write();
+    return move.after;
+  }
+
+  #move(next: Phase, also: () => void, then?: () => void): { write: () => void; after: () => void } {
     const from = this.#phase.t;
     if (!MOVES[from].includes(next.t))
       throw new AenvError("INTERNAL", `sandbox ${this.id} cannot go from ${from} to ${next.t}`);
     const run =
       next.t === "running" || next.t === "pausing" ? next.run.id : next.t === "killing" ? this.record.run : undefined;
-    this.#ctx.state.sandboxes.setState(this.id, next.t, run);
-    also();
-    return () => {
-      this.#phase = next;
-      this.record.state = next.t;
-      if (run === undefined) delete this.record.run;
-      else this.record.run = run;
-      then?.();
-      this.#ctx.logger.info({ sandbox: this.id, run, from, to: next.t }, "sandbox moved");
-      if (next.t === "gone") this.#events.gone(this);
+    return {
+      write: () => {
+        this.#ctx.state.sandboxes.setState(this.id, next.t, run);
+        also();
+      },
+      after: () => {
+        this.#phase = next;
+        this.record.state = next.t;
+        if (run === undefined) delete this.record.run;
+        else this.record.run = run;
+        then?.();
+        this.#ctx.logger.info({ sandbox: this.id, run, from, to: next.t }, "sandbox moved");
+        if (next.t === "gone") this.#events.gone(this);
+      },
     };
   }
 
@@ -296,13 +316,20 @@ export class Sandbox {
     this.record.snapshot = snapshot.id;
   }
 
-  #ended(cause: string, level: "info" | "error", message: string, fields: Record<string, unknown> = {}): void {
-    this.#ctx.state.sandboxes.end(this.id, this.#ctx.clock.now(), cause);
-    this.#ctx.state.checkpoints.removeOf(this.id);
-    this.#event(level, message, { cause, ...fields });
+  /** What to write about an end that is now. */
+  #ended(cause: string, level: "info" | "error", message: string, fields: Record<string, unknown> = {}): () => void {
+    const at = this.#ctx.clock.now();
+    const event = this.#event(level, message, { cause, ...fields });
+    return () => {
+      this.#ctx.state.sandboxes.end(this.id, at, cause);
+      this.#ctx.state.checkpoints.removeOf(this.id);
+      event();
+    };
   }
 
-  #event(level: "info" | "error", message: string, fields: Record<string, unknown>): void {
-    this.#ctx.state.events.add(this.id, { timestamp: this.#ctx.clock.now(), level, message, fields });
+  /** What to write about something that happens now. */
+  #event(level: "info" | "error", message: string, fields: Record<string, unknown>): () => void {
+    const timestamp = this.#ctx.clock.now();
+    return () => this.#ctx.state.events.add(this.id, { timestamp, level, message, fields });
   }
 }

@@ -2,6 +2,7 @@ import { AenvError } from "@aenv/base";
 import type { SnapshotCause, SnapshotRecord } from "@aenv/state";
 import { capture } from "./capture.ts";
 import type { Context } from "./context.ts";
+import { checkDisk } from "./disk-reserve.ts";
 import { hasMemory, noMemory, takeMemory } from "./memory-stack.ts";
 import { goneWhile, orAborted, planOf } from "./pause.ts";
 import { Phases } from "./phases.ts";
@@ -33,6 +34,7 @@ export async function takeState(
     const { phase } = sandbox;
     switch (phase.t) {
       case "running": {
+        checkDisk(ctx, "no state is captured");
         using _turn = await sandbox.captures.acquire(caller);
         if (sandbox.state === "running") return await captureRunning(ctx, sandbox, options, phases, caller);
         break;

@@ -64,6 +64,10 @@ export class World implements AsyncDisposable {
   /** Runs whose agent never answers. */
   readonly deaf = new Set<string>();
   epoch = "e1";
+  /** The state's disk does not take writes: sqlite's code for it, or 0. */
+  storeFails = 0;
+  /** What the data folder's disk has left. */
+  freeBytes: number = mib(10_000);
   slotLimit = 64;
   /** The next sealDisk calls fail. */
   sealFails = 0;
@@ -152,7 +156,11 @@ export class Life {
     this.#world = world;
     this.#options = options;
     this.driver = new FakeDriver(world.vmms);
-    this.state = State.open(join(world.home, "state.db"), world.clock);
+    const beforeWrite = (): void => {
+      if (world.storeFails !== 0)
+        throw Object.assign(new Error("database or disk is full"), { errcode: world.storeFails });
+    };
+    this.state = State.open(join(world.home, "state.db"), world.clock, { beforeWrite });
   }
 
   get engine(): Engine {
@@ -188,6 +196,7 @@ export class Life {
       network: this.#alive(this.#network()),
       cgroups: this.#alive(this.#cgroups()),
       guestFactory: ({ host }) => this.#alive(this.#guest(host)),
+      freeBytes: () => w.freeBytes,
       config: { home: w.home, instance: "abcd", runRoot: w.runRoot, pool: NO_SPARES, ...config },
       ...(onStep === undefined ? {} : { onStep: (name) => (this.#dead ? never() : onStep(name)) }),
     });

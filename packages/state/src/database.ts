@@ -125,6 +125,7 @@ export class Database {
   }
 
   close(): void {
+    this.#late.length = 0;
     this.#statements.clear();
     if (this.#db.isOpen) this.#db.close();
   }

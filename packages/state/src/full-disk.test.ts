@@ -19,6 +19,7 @@ const sandbox = (): SandboxRecord => ({
   state: "creating",
   startedAt: 1,
   endAt: 2,
+  timeoutMs: 1,
   metadata: {},
   envVars: {},
   secure: true,
@@ -86,10 +87,7 @@ test("what must hold is written later, in its order, before anything that came a
   disk.full = 0;
   state.sandboxes.insert(two);
   assert.equal(state.late, 0);
-  assert.deepEqual(
-    [state.sandboxes.get(one.id)?.state, state.sandboxes.get(one.id)?.cause],
-    ["gone", "first"],
-  );
+  assert.deepEqual([state.sandboxes.get(one.id)?.state, state.sandboxes.get(one.id)?.cause], ["gone", "first"]);
   fire();
   assert.equal(settled, 1);
 });

@@ -21,9 +21,11 @@ export class Teams {
 
   /** The team of that name, made if there is none. */
   ensure(name: string): TeamRecord {
+    const known = this.#find(name);
+    if (known) return known;
     return this.#db.tx(() => {
-      const row = this.#db.get("SELECT * FROM teams WHERE name = ?", name);
-      if (row) return team(row);
+      const row = this.#find(name);
+      if (row) return row;
       const made: TeamRecord = {
         id: name === DEFAULT_TEAM ? DEFAULT_TEAM : `team-${randomName(12)}`,
         name,
@@ -32,6 +34,11 @@ export class Teams {
       this.#db.run("INSERT INTO teams (id, name, created_at) VALUES (?, ?, ?)", made.id, made.name, made.createdAt);
       return made;
     });
+  }
+
+  #find(name: string): TeamRecord | undefined {
+    const row = this.#db.get("SELECT * FROM teams WHERE name = ?", name);
+    return row && team(row);
   }
 
   get(id: string): TeamRecord | undefined {
@@ -85,8 +92,7 @@ export class ApiKeys {
     if (!row) return undefined;
     const record = apiKey(row);
     const now = this.#clock.now();
-    if (now - (record.lastUsedAt ?? 0) >= LAST_USED_STEP_MS)
-      this.#used(record.id, now);
+    if (now - (record.lastUsedAt ?? 0) >= LAST_USED_STEP_MS) this.#used(record.id, now);
     return record;
   }
 

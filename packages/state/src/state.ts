@@ -54,6 +54,7 @@ export class State implements Disposable {
   readonly #clock: Clock;
   readonly #settled = new Set<() => void>();
   #cancelRetry: (() => void) | undefined;
+  #closed = false;
   readonly teams: Teams;
   readonly keys: ApiKeys;
   readonly layers: Layers;
@@ -145,9 +146,15 @@ export class State implements Disposable {
 
   /** The setting, made by `make` the first time. */
   setting(key: string, make: () => string): string {
-    return this.#db.tx(() => {
+    const stored = (): string | undefined => {
       const row = this.#db.get("SELECT value FROM settings WHERE key = ?", key);
-      if (row) return text(row, "value");
+      return row && text(row, "value");
+    };
+    const known = stored();
+    if (known !== undefined) return known;
+    return this.#db.tx(() => {
+      const other = stored();
+      if (other !== undefined) return other;
       const value = make();
       this.putSetting(key, value);
       return value;
@@ -163,6 +170,7 @@ export class State implements Disposable {
   }
 
   close(): void {
+    this.#closed = true;
     this.#cancelRetry?.();
     try {
       this.#db.settle();
@@ -174,6 +182,7 @@ export class State implements Disposable {
 
   #retry(wait: number): void {
     this.#cancelRetry?.();
+    if (this.#closed) return;
     this.#cancelRetry = this.#clock.after(wait, () => {
       try {
         this.#db.settle();

@@ -18,7 +18,7 @@ import {
 import { hostTscKhz } from "./host-clock.ts";
 import { checkMachine, overheadBytes, qemuArgv, type QemuTraits, runPaths } from "./command-line.ts";
 import { rotateConsole } from "./console.ts";
-import { exitCause } from "./exit-cause.ts";
+import { exitCause, isDiskFull } from "./exit-cause.ts";
 import { kvmAccess, PROBE_CMDLINE, PROBE_MARK, type ProbeGuest, probeAcceleration } from "./probe.ts";
 import { Qmp } from "./qmp.ts";
 import { type QemuFacts, QemuVm } from "./qemu-vm.ts";
@@ -269,13 +269,18 @@ export class QemuDriver implements VmmDriver {
       await sleep(CONNECT_POLL_MS);
       exit = this.#claim(identity);
     }
-    const [console, log] = await Promise.all([readTail(facts.consoleLog, 16_384), readTail(facts.vmmLog, 16_384)]);
+    const [console, log, diskFull] = await Promise.all([
+      readTail(facts.consoleLog, 16_384),
+      readTail(facts.vmmLog, 16_384),
+      isDiskFull(dirname(facts.consoleLog)),
+    ]);
     const oomKills =
       facts.cgroup === undefined ? 0 : ((await this.#options.cgroups?.stats(facts.cgroup))?.oomKills ?? 0);
     return exitCause({
       killed: false,
       ...(exit ? { code: exit.code, signal: exit.signal } : {}),
       oomKills,
+      diskFull,
       console,
       log,
     });

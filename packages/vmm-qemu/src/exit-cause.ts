@@ -1,3 +1,4 @@
+import { statfs } from "node:fs/promises";
 import type { VmExit } from "@aenv/vmm";
 import type { QmpEvent } from "./qmp.ts";
 
@@ -10,6 +11,8 @@ export interface ExitFacts {
   code?: number | null;
   signal?: string | null;
   oomKills: number;
+  /** The file system of its files is full. */
+  diskFull: boolean;
   /** End of the guest's console. */
   console: string;
   /** End of the VMM's own log. */
@@ -53,6 +56,10 @@ export function exitCause(f: ExitFacts): VmExit {
   }
   if (f.signal === "SIGKILL" && f.oomKills > 0)
     return { cause: "out-of-memory", detail: "the VMM was over the memory limit of its control group" };
+  if (f.signal === "SIGBUS")
+    return f.diskFull
+      ? { cause: "disk-full", detail: "the node's disk is full: guest memory could not be written to its file" }
+      : { cause: "vmm-crash", detail: "the VMM was ended by SIGBUS: a page of a memory file could not be read" };
   if (f.signal) return { cause: "vmm-crash", detail: `the VMM was ended by ${f.signal}` };
   if (typeof f.code === "number" && f.code !== 0)
     return { cause: "vmm-crash", detail: `the VMM ended with ${f.code}: ${lastLine(f.log)}` };
@@ -61,4 +68,16 @@ export function exitCause(f: ExitFacts): VmExit {
   if (/reboot: Power down\s*$/.test(f.console)) return { cause: "guest-shutdown", detail: "the guest powered off" };
   if (/reboot: Restarting system\s*$/.test(f.console)) return { cause: "guest-reset", detail: "the guest restarted" };
   return { cause: "unknown", detail: `nobody saw how the VMM ended${f.code === 0 ? ", its exit code was 0" : ""}` };
+}
+
+/** A page is all that a VMM asks for; what is left of a full disk is less than this. */
+const FULL_BYTES = 1024 * 1024;
+
+export async function isDiskFull(folder: string): Promise<boolean> {
+  try {
+    const { bavail, bsize } = await statfs(folder);
+    return bavail * bsize < FULL_BYTES;
+  } catch {
+    return false;
+  }
 }

@@ -22,7 +22,7 @@ async function folder(t: TestContext): Promise<string> {
 }
 
 test("the cause of an end comes from the best witness", () => {
-  const nothing: ExitFacts = { killed: false, oomKills: 0, console: "", log: "" };
+  const nothing: ExitFacts = { killed: false, oomKills: 0, diskFull: false, console: "", log: "" };
   const panic = "[    3.1] Kernel panic - not syncing: Attempted to kill init! exitcode=0x00000100\r\n";
   const cases: [Partial<ExitFacts>, string][] = [
     [{ killed: true, shutdownReason: "guest-shutdown" }, "killed"],
@@ -33,6 +33,10 @@ test("the cause of an end comes from the best witness", () => {
     [{ shutdownReason: "host-signal" }, "killed"],
     [{ signal: "SIGKILL" }, "vmm-crash"],
     [{ signal: "SIGKILL", oomKills: 1 }, "out-of-memory"],
+    [{ signal: "SIGKILL", diskFull: true }, "vmm-crash"],
+    [{ signal: "SIGBUS" }, "vmm-crash"],
+    [{ signal: "SIGBUS", diskFull: true }, "disk-full"],
+    [{ killed: true, signal: "SIGBUS", diskFull: true }, "killed"],
     [{ code: 1, log: "qemu: cannot\n" }, "vmm-crash"],
     [{ console: panic }, "guest-panic"],
     [{ console: "[ 2.0] reboot: Power down\r\n" }, "guest-shutdown"],

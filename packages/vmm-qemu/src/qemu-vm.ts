@@ -2,11 +2,12 @@ import { randomBytes } from "node:crypto";
 import { constants } from "node:fs";
 import { open, readFile, rename, rm, writeFile } from "node:fs/promises";
 import { connect } from "node:net";
+import { dirname } from "node:path";
 import { AenvError, bytes, type Logger, Mutex, type RunId, sleep } from "@aenv/base";
 import { type Cgroups, isAlive, type ProcIdentity, readTail, signalExact } from "@aenv/host";
 import type { GuestMapping, ProcExit, Vm, VmExit, VmHandle, VmStats, VmStatus } from "@aenv/vmm";
 import { runPaths } from "./command-line.ts";
-import { exitCause, shutdownReason } from "./exit-cause.ts";
+import { exitCause, isDiskFull, shutdownReason } from "./exit-cause.ts";
 import { guestMappings } from "./maps.ts";
 import type { Qmp } from "./qmp.ts";
 
@@ -244,9 +245,10 @@ export class QemuVm implements Vm {
     await Promise.race([this.#qmp?.closed, sleep(EXIT_REPORT_MS)]);
     const { consoleLog, vmmLog, cgroup } = this.#facts;
     const quiet = (): string => "";
-    const [console, log, oomKills] = await Promise.all([
+    const [console, log, diskFull, oomKills] = await Promise.all([
       readTail(consoleLog, TAIL_BYTES).catch(quiet),
       readTail(vmmLog, TAIL_BYTES).catch(quiet),
+      isDiskFull(dirname(consoleLog)),
       this.#oomKills(cgroup),
     ]);
     const end = exitCause({
@@ -254,6 +256,7 @@ export class QemuVm implements Vm {
       ...(this.#shutdownReason === undefined ? {} : { shutdownReason: this.#shutdownReason }),
       ...(exit === undefined ? {} : { code: exit.code, signal: exit.signal }),
       oomKills,
+      diskFull,
       console,
       log,
     });

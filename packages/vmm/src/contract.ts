@@ -69,6 +69,8 @@ export type ExitCause =
   | "guest-panic"
   /** The kernel killed the VMM because its control group was out of memory. */
   | "out-of-memory"
+  /** The disk of its memory file is full. */
+  | "disk-full"
   /** The VMM ended by itself or by a signal that nobody here sent. */
   | "vmm-crash"
   /** It is gone and nobody saw how. */
