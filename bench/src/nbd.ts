@@ -4,29 +4,18 @@
  */
 import { mkdtemp, open, rm } from "node:fs/promises";
 import { availableParallelism, tmpdir } from "node:os";
-import { join, resolve } from "node:path";
+import { join } from "node:path";
 import { randomBytes } from "node:crypto";
-import { AenvError, bytes, newLayerId, sleep } from "@aenv/base";
-import { BlockdClient, type DiskSpec, importRaw } from "@aenv/block";
+import { AenvError, newLayerId, sleep } from "@aenv/base";
+import { importRaw } from "@aenv/block";
 import { run as exec } from "@aenv/host";
 import { Children } from "./lib/children.ts";
 import { versionOf } from "./lib/conditions.ts";
+import { BenchBlockd, fio, type FioResult, type Job, MIB, nbdUri as uri, RAMP_MS } from "./lib/nbd.ts";
 import { type BenchOptions, type BenchOutcome, ratio, type Series, series, single } from "./lib/series.ts";
 
-const BLOCKD = resolve(import.meta.dirname, "../../apps/blockd/src/main.ts");
-const MIB = 2 ** 20;
-/** Not counted: connections and queues fill. */
-const RAMP_MS = 300;
 /** Where a layer's data starts. */
 const LAYER_DATA_OFFSET = 4096;
-
-interface Job {
-  name: string;
-  rw: "randread" | "randwrite" | "read" | "write";
-  bs: string;
-  depth: number;
-  unit: "1/s" | "MiB/s";
-}
 
 const JOBS: readonly Job[] = [
   { name: "4 KiB random read, depth 32", rw: "randread", bs: "4k", depth: 32, unit: "1/s" },
@@ -41,38 +30,6 @@ interface Peer {
   name: "blockd" | "qsd";
   read: string;
   write: string;
-}
-
-interface FioResult {
-  rate: number;
-  /** Milliseconds. */
-  p50: number;
-  p95: number;
-  p99: number;
-}
-
-const uri = (socket: string, name: string): string => `nbd+unix:///${name}?socket=${socket}`;
-
-async function fio(target: string, job: Job, roundMs: number, o: BenchOptions): Promise<FioResult> {
-  const args = ["--name=nbd", "--ioengine=nbd", `--uri=${target}`, `--rw=${job.rw}`, `--bs=${job.bs}`];
-  args.push(`--iodepth=${job.depth}`, "--time_based", `--runtime=${roundMs}ms`, `--ramp_time=${RAMP_MS}ms`);
-  args.push("--randrepeat=0");
-  const { stdout } = await exec("fio", [...args, "--output-format=json", "--percentile_list=50:95:99"], {
-    signal: o.signal,
-  });
-  interface Side {
-    iops: number;
-    bw_bytes: number;
-    clat_ns: { percentile: Record<string, number> };
-  }
-  const { jobs } = JSON.parse(stdout.slice(stdout.indexOf("{"))) as {
-    jobs: { read: Side; write: Side; error: number }[];
-  };
-  const first = jobs[0];
-  if (!first || first.error !== 0) throw new AenvError("INTERNAL", `fio failed: ${stdout.slice(0, 500)}`);
-  const side = job.rw.endsWith("read") ? first.read : first.write;
-  const at = (p: number): number => (side.clat_ns.percentile[`${p}.000000`] ?? Number.NaN) / 1e6;
-  return { rate: job.unit === "1/s" ? side.iops : side.bw_bytes / MIB, p50: at(50), p95: at(95), p99: at(99) };
 }
 
 async function randomFile(path: string, size: number): Promise<void> {
@@ -121,47 +78,6 @@ async function startQsd(
   throw new AenvError("UNAVAILABLE", "qemu-storage-daemon did not start");
 }
 
-async function startBlockd(
-  children: Children,
-  dir: string,
-  layer: DiskSpec["layers"][number],
-  size: number,
-  o: BenchOptions,
-): Promise<Peer> {
-  const control = join(dir, "blockd.sock");
-  const args = ["--socket", control, "--state", join(dir, "state"), "--log", join(dir, "blockd.log")];
-  children.start(process.execPath, [BLOCKD, ...args]);
-  const client = new BlockdClient(control);
-  try {
-    for (let i = 0; ; i++) {
-      const up = await client.ping(o.signal).then(
-        () => true,
-        () => false,
-      );
-      if (up) break;
-      if (i === 200) throw new AenvError("UNAVAILABLE", "blockd did not start");
-      await sleep(25, o.signal);
-    }
-    const disk = async (name: string, layers: DiskSpec["layers"]): Promise<string> => {
-      const socketPath = join(dir, `${name}.sock`);
-      const upperDir = join(dir, name);
-      await client.createDisk({
-        disk: name,
-        layers,
-        sizeBytes: bytes(size),
-        upperDir,
-        socketPath,
-        socketUid: 0,
-        socketGid: 0,
-      });
-      return uri(socketPath, "disk");
-    };
-    return { name: "blockd", read: await disk("read", [layer]), write: await disk("write", []) };
-  } finally {
-    client.close();
-  }
-}
-
 /** Seconds to write `size` bytes in order to a disk that holds nothing yet. */
 async function fill(peer: Peer, raw: string, o: BenchOptions): Promise<number> {
   const started = performance.now();
@@ -181,7 +97,12 @@ export async function run(o: BenchOptions): Promise<BenchOutcome> {
     await randomFile(raw, size);
     const layer = { id: newLayerId(), path: join(dir, "data.lsmt") };
     await importRaw(raw, layer);
-    const blockd = await startBlockd(children, dir, layer, size, o);
+    await using server = await BenchBlockd.start(children, dir, o.signal);
+    const blockd: Peer = {
+      name: "blockd",
+      read: await server.disk("read", [layer], size),
+      write: await server.disk("write", [], size),
+    };
     results.push(single("fill an empty disk in order", "MiB/s", size / MIB / (await fill(blockd, raw, o))));
     const peers = [blockd, await startQsd(children, dir, layer.path, size, raw, o)];
     for (const job of JOBS) {
@@ -189,7 +110,7 @@ export async function run(o: BenchOptions): Promise<BenchOutcome> {
       for (let round = 0; round < rounds; round++) {
         // The order changes so that neither always runs on the warmer machine.
         for (const peer of round % 2 === 0 ? peers : peers.toReversed()) {
-          const r = await fio(job.rw.endsWith("read") ? peer.read : peer.write, job, roundMs, o);
+          const r = await fio(job.rw.endsWith("read") ? peer.read : peer.write, job, roundMs, o.signal);
           o.log(`${job.name}, ${peer.name}: ${Math.round(r.rate)} ${job.unit}, p99 ${r.p99.toFixed(2)} ms`);
           seen.get(peer.name)?.push(r);
         }

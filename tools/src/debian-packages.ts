@@ -18,6 +18,7 @@ export const BENCH: Readonly<Record<string, readonly string[]>> = {
   edge: ["curl", "nginx-light", "wrk"],
   exec: ["podman"],
   nbd: ["fio", "libnbd-bin", "qemu-utils"],
+  layers: ["fio", "libnbd-bin"],
 };
 
 /** The packages of the benchmark that a command line names; of all of them for `all`, of none for an unknown name. */

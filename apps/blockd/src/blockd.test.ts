@@ -3,6 +3,7 @@ import { randomBytes } from "node:crypto";
 import { lstatSync, readFileSync, writeFileSync } from "node:fs";
 import { test } from "node:test";
 import { AenvError } from "@aenv/base";
+import { mergeLayers } from "@aenv/block";
 import { run } from "@aenv/host";
 import { TestBlockd, uri } from "../test/harness.ts";
 
@@ -31,6 +32,51 @@ test("a raw image imported as a layer reads the same over NBD, by nbdinfo, nbdco
   await run("qemu-img", ["compare", "-f", "raw", "-F", "raw", raw, uri(spec)]);
   await run("nbdcopy", [uri(spec), blockd.path("out.raw")]);
   assert.ok(readFileSync(blockd.path("out.raw")).equals(readFileSync(raw)));
+});
+
+test("after writes, trims, seals and merges, qemu-img and nbdcopy read what the same commands made of a plain file", async () => {
+  await using blockd = await TestBlockd.start();
+  const size = 16 * MIB;
+  const raw = blockd.path("model.raw");
+  writeFileSync(raw, image(16));
+  const base = blockd.layer();
+  await blockd.client.importRaw(raw, base);
+  const spec = blockd.spec("d1", size, [base]);
+  await blockd.client.createDisk(spec);
+  const layers = [base];
+  let x = 4711;
+  const random = (below: number): number => (x = (x * 48_271) % 2_147_483_647) % below;
+  for (let round = 0; round < 4; round++) {
+    const commands: string[] = [];
+    for (let i = 0; i < 25; i++) {
+      const at = random(size / 512) * 512;
+      const length = Math.min((1 + random(i % 3 === 0 ? 2048 : 40)) * 512, size - at);
+      const kind = random(4);
+      // A trimmed range may read as before or as zeros; zeros written with the right to trim read as zeros.
+      commands.push(
+        "-c",
+        kind > 1 ? `write -P ${1 + random(255)} ${at} ${length}` : `write -z${kind ? "u" : ""} ${at} ${length}`,
+      );
+    }
+    await run("qemu-io", ["-f", "raw", ...commands, uri(spec)]);
+    await run("qemu-io", ["-f", "raw", ...commands, raw]);
+    await run("qemu-img", ["compare", "-f", "raw", "-F", "raw", raw, uri(spec)]);
+    const layer = blockd.layer();
+    await blockd.client.sealDisk("d1", layer);
+    layers.push(layer);
+  }
+  await run("qemu-img", ["compare", "-f", "raw", "-F", "raw", raw, uri(spec)]);
+  const paths = layers.map((l) => l.path);
+  const [top, whole] = [blockd.layer(), blockd.layer()];
+  await mergeLayers(paths.slice(1), top);
+  await mergeLayers(paths, whole, { base: true, compression: "lz4" });
+  for (const [name, stack] of [["merged", [base, top]] as const, ["compressed", [whole]] as const]) {
+    const other = blockd.spec(name, size, [...stack]);
+    await blockd.client.createDisk(other);
+    await run("qemu-img", ["compare", "-f", "raw", "-F", "raw", raw, uri(other)]);
+    await run("nbdcopy", [uri(other), blockd.path(`${name}.raw`)]);
+    assert.ok(readFileSync(blockd.path(`${name}.raw`)).equals(readFileSync(raw)), name);
+  }
 });
 
 test("what was written survives kill -9, a seal and another kill -9", async () => {

@@ -1,8 +1,9 @@
 /** A disk worker: serves its disks over NBD. The control thread tells it what to do; it keeps no state of its own. */
 import { chmodSync, copyFileSync, existsSync, lchownSync, mkdirSync, renameSync, rmSync } from "node:fs";
+import { rm } from "node:fs/promises";
 import { dirname } from "node:path";
 import { parentPort } from "node:worker_threads";
-import { AenvError, errnoOf, type Logger } from "@aenv/base";
+import { AenvError, errnoOf, type Logger, messageOf } from "@aenv/base";
 import { Disk, openLayer, openSource, overlay, type Stack, Upper } from "@aenv/block";
 import { BufferPool, NbdServer } from "@aenv/nbd";
 import type {
@@ -157,7 +158,10 @@ async function thawDisk({ disk }: { disk: string }): Promise<undefined> {
   served.disk.replace(served.next.stack, served.next.upper);
   delete served.next;
   old.close();
-  rmSync(old.files.index, { force: true });
+  // A busy file system can take long over it, and a leftover is removed with the folder of the uppers.
+  void rm(old.files.index, { force: true }).catch((e: unknown) => {
+    logger.warn({ file: old.files.index, error: messageOf(e) }, "an old index was not removed");
+  });
   return undefined;
 }
 

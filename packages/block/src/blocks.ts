@@ -64,26 +64,36 @@ export class BlockTable {
     let start = 0;
     let count = 0;
     let first = UNMAPPED;
-    const end = (): void => {
-      if (count > 0) fn(start, count, first);
-      count = 0;
-    };
-    this.#chunks.forEach((chunk, c) => {
-      if (!chunk) return end();
+    // What the next block has if it goes on with the run: `follower` step by step, as a scan of a full table is hot.
+    let next = UNMAPPED;
+    let step = 0;
+    for (let c = 0; c < this.#chunks.length; c++) {
+      const chunk = this.#chunks[c];
+      if (!chunk) {
+        if (count > 0) fn(start, count, first);
+        count = 0;
+        continue;
+      }
       for (let i = 0; i < CHUNK_BLOCKS; i++) {
         const value = chunk[i] as number;
-        if (count > 0 && value === follower(first, count)) {
-          count++;
-          continue;
+        if (count > 0) {
+          if (value === next) {
+            count++;
+            next += step;
+            continue;
+          }
+          fn(start, count, first);
+          count = 0;
         }
-        end();
         if (value === UNMAPPED) continue;
         start = c * CHUNK_BLOCKS + i;
         first = value;
+        step = follower(value, 1) - value;
+        next = value + step;
         count = 1;
       }
-    });
-    end();
+    }
+    if (count > 0) fn(start, count, first);
   }
 }
 

@@ -82,8 +82,9 @@ export class ZFileSource implements Source {
     for (let block = first; block < to; block++) {
       const content = blockContent(z, scratch, first, block, this.path);
       this.#copy(content, block, into, at, position, end);
-      // A long read is a stream: what it passed is not read again soon.
-      if (to - first === 1) cache.put(this.#key + block, content);
+      // Kept is what only a part was wanted of: the rest comes next, while whole blocks come one after the other.
+      const start = block * z.blockBytes;
+      if (start < position || start + content.length > end) cache.put(this.#key + block, content);
     }
     return to;
   }
