@@ -37,6 +37,7 @@ const SEEN: Readonly<Record<VisibleState, SandboxState | undefined>> = {
   pausing: "paused",
   paused: "paused",
   resuming: "running",
+  rewinding: "running",
   killing: undefined,
 };
 

@@ -190,7 +190,7 @@ export class FakeEngine implements EngineApi {
   }
 
   count(): Record<VisibleState, number> {
-    const n = { creating: 0, running: 0, pausing: 0, paused: 0, resuming: 0, killing: 0 };
+    const n = { creating: 0, running: 0, pausing: 0, paused: 0, resuming: 0, rewinding: 0, killing: 0 };
     for (const v of this.#alive()) n[v.state]++;
     return n;
   }

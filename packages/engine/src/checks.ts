@@ -9,10 +9,6 @@ export function notFound(id: SandboxId, record?: SandboxRecord): AenvError {
   });
 }
 
-export function notYet(): AenvError {
-  return new AenvError("UNIMPLEMENTED", "this node does not rewind sandboxes yet");
-}
-
 export function checkTimeout(ms: number, max: number): void {
   if (!Number.isFinite(ms) || ms > max)
     throw new AenvError("INVALID_ARGUMENT", `a timeout is at most ${Math.floor(max / 1000)} s`);

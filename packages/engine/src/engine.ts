@@ -17,7 +17,8 @@ import type { VmmDriver } from "@aenv/vmm";
 import { buildTemplate } from "./build.ts";
 import { type EngineConfigInput, engineConfig } from "./config.ts";
 import type { Context } from "./context.ts";
-import { checkCreate, checkLifetime, checkTimeout, notFound, notYet } from "./checks.ts";
+import { checkCreate, checkLifetime, checkTimeout, notFound } from "./checks.ts";
+import { checkpoint, findCheckpoint, listCheckpoints } from "./checkpoints.ts";
 import { Creator, type Registry } from "./create.ts";
 import { egressRules, setEgress } from "./egress.ts";
 import { checkDisk, freeBytes as freeBytesOf } from "./disk-reserve.ts";
@@ -25,13 +26,15 @@ import { Deadlines } from "./expiry.ts";
 import { fork } from "./fork.ts";
 import { Foreground } from "./foreground.ts";
 import { IdempotentCreates } from "./idempotency.ts";
+import { lineageOf } from "./lineage.ts";
 import { listPage } from "./list.ts";
-import { Paths } from "./paths.ts";
 import { hasMemory } from "./memory-stack.ts";
+import { Paths } from "./paths.ts";
 import { orAborted, Pauser } from "./pause.ts";
 import { Pools } from "./pools.ts";
 import type { BlockdPort, CgroupsPort, GuestFactory, NetworkPort } from "./ports.ts";
 import { recover } from "./recovery.ts";
+import { rewind } from "./rewind.ts";
 import type { VmRun } from "./run.ts";
 import { Sampler } from "./sampler.ts";
 import { Sandbox } from "./sandbox.ts";
@@ -228,6 +231,7 @@ export class Engine implements AsyncDisposable {
       pausing: 0,
       paused: 0,
       resuming: 0,
+      rewinding: 0,
       killing: 0,
     };
     for (const { state } of this.#live.values()) if (state !== "gone") n[state]++;
@@ -326,26 +330,36 @@ export class Engine implements AsyncDisposable {
   }
 
   /** The state of a running or paused sandbox, to rewind to; the sandbox goes on. */
-  checkpoint(_id: SandboxId, _options: CheckpointOptions, _signal: AbortSignal): Promise<CheckpointView> {
-    return Promise.reject(notYet());
+  async checkpoint(id: SandboxId, options: CheckpointOptions, signal: AbortSignal): Promise<CheckpointView> {
+    this.#assertOpen();
+    return await checkpoint(this.#ctx, this.#visible(id), options, signal);
   }
 
   /** Oldest first. */
   async listCheckpoints(id: SandboxId): Promise<CheckpointView[]> {
     this.#visible(id);
-    return await Promise.resolve([]);
+    return await listCheckpoints(this.#ctx, id);
   }
 
   /** In place: id and tokens stay, the VM is another one. By the checkpoint's id or name; NOT_FOUND when there is none. */
-  rewind(_id: SandboxId, _checkpoint: string, _options: RewindOptions, _signal: AbortSignal): Promise<SandboxView> {
-    return Promise.reject(notYet());
+  async rewind(id: SandboxId, nameOrId: string, options: RewindOptions, signal: AbortSignal): Promise<SandboxView> {
+    this.#assertOpen();
+    const { timeoutMs } = options;
+    if (timeoutMs !== undefined) checkLifetime(timeoutMs, this.#ctx.config.maxTimeoutMs);
+    const sandbox = this.#visible(id);
+    const to = findCheckpoint(this.#ctx, id, nameOrId);
+    await rewind(this.#ctx, { pools: this.#pools, registry: this.#registry }, sandbox, to, signal);
+    const endAt = timeoutMs === undefined ? 0 : this.#ctx.clock.now() + timeoutMs;
+    if (sandbox.state === "running" && endAt > sandbox.record.endAt) this.#setEnd(sandbox, endAt);
+    this.#collect();
+    return this.#view(sandbox);
   }
 
-  lineage(_id: SandboxId): Promise<Lineage> {
-    return Promise.reject(notYet());
+  async lineage(id: SandboxId): Promise<Lineage> {
+    return await lineageOf(this.#ctx, this.#visible(id), [...this.#live.values()].filter(isVisible));
   }
 
-  /** For the edge: the tokens of a paused sandbox that traffic wakes; undefined when this is none. */
+  /** For the edge: the tokens of a sandbox that does not run now and that traffic waits for or wakes; undefined: no such one. */
   asleep(id: SandboxId): Pick<Route, "accessToken" | "trafficToken"> | undefined {
     const sandbox = this.#live.get(id);
     return sandbox && wakes(sandbox) ? this.#tokensOf(sandbox) : undefined;
@@ -354,9 +368,11 @@ export class Engine implements AsyncDisposable {
   /** Resumes a sandbox that is asleep; undefined when it does not run afterwards. */
   async resumeForTraffic(id: SandboxId, signal: AbortSignal): Promise<Route | undefined> {
     const sandbox = this.#live.get(id);
-    // What it is paused with is known afterwards.
-    if (sandbox?.phase.t === "pausing") await orAborted(sandbox.phase.done, signal);
-    if (!sandbox || !wakes(sandbox)) return this.route(id);
+    const phase = sandbox?.phase;
+    // What comes of it is known afterwards.
+    if (phase?.t === "pausing" || phase?.t === "rewinding" || (phase?.t === "resuming" && !sandbox?.record.autoResume))
+      await orAborted(phase.done, signal);
+    if (!sandbox || sandbox.run || !wakes(sandbox)) return this.route(id);
     this.#assertOpen();
     const timeoutMs = Math.max(sandbox.record.timeoutMs, this.#ctx.config.trafficTimeoutMs);
     await this.#resume(sandbox, timeoutMs, {}, signal);
@@ -575,10 +591,10 @@ function isVisible(sandbox: Sandbox): boolean {
   return sandbox.state !== "creating" && sandbox.state !== "killing" && sandbox.state !== "gone";
 }
 
-/** Paused, or about to be or to go on; and its memory is there: traffic does not boot a sandbox anew. */
+/** It runs soon in any case, or traffic makes it: not one without its memory, which would have to boot. */
 function wakes({ state, record, snapshot }: Sandbox): boolean {
-  if (!record.autoResume) return false;
-  return state === "pausing" || ((state === "paused" || state === "resuming") && hasMemory(snapshot));
+  if (state === "resuming" || state === "rewinding") return true;
+  return record.autoResume && (state === "pausing" || (state === "paused" && hasMemory(snapshot)));
 }
 
 const OWNER = "owner";

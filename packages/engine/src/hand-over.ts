@@ -9,7 +9,7 @@ import type { Sandbox } from "./sandbox.ts";
 export async function handOver(
   ctx: Context,
   run: VmRun,
-  sandbox: Sandbox,
+  sandbox: Pick<Sandbox, "id" | "record" | "snapshot">,
   why: Pick<Identity, "cause" | "fork">,
   limitMs: number,
   phases: Phases,

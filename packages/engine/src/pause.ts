@@ -1,4 +1,4 @@
-import { AenvError, type SandboxId } from "@aenv/base";
+import { AenvError, messageOf, type SandboxId } from "@aenv/base";
 import { capture, type CapturePlan } from "./capture.ts";
 import type { Context } from "./context.ts";
 import { checkRoom, type Registry } from "./create.ts";
@@ -6,6 +6,7 @@ import { handOver } from "./hand-over.ts";
 import { noMemory, takeMemory } from "./memory-stack.ts";
 import { Phases } from "./phases.ts";
 import type { Pools } from "./pools.ts";
+import type { VmRun } from "./run.ts";
 import { quiesce } from "./quiesce.ts";
 import type { Sandbox } from "./sandbox.ts";
 import type { PauseOptions, ResumeOptions } from "./types.ts";
@@ -26,22 +27,26 @@ export class Pauser {
 
   /** False: it was paused already. Joins a pause that runs; waits for a resume that does. */
   async pause(sandbox: Sandbox, options: PauseOptions, caller: AbortSignal): Promise<boolean> {
+    const { pauses } = sandbox;
     for (;;) {
       const { phase } = sandbox;
+      // The one that it joined; it may run again.
+      if (sandbox.pauses > pauses) return true;
       switch (phase.t) {
         case "paused":
           return false;
         case "running": {
           // A capture that runs comes first: this one then stores what changed since.
           using _turn = await sandbox.captures.acquire(caller);
-          if (sandbox.state === "running") return await this.#pause(sandbox, options, caller);
+          if (sandbox.state === "running" && sandbox.pauses === pauses)
+            return await this.#pause(sandbox, options, caller);
           break;
         }
         case "pausing":
           await orAborted(phase.done, caller);
-          if (sandbox.state === "paused") return true;
           break;
         case "resuming":
+        case "rewinding":
           await orAborted(phase.done, caller);
           break;
         case "creating":
@@ -70,6 +75,7 @@ export class Pauser {
           break;
         }
         case "pausing":
+        case "rewinding":
           await orAborted(phase.done, caller);
           break;
         case "creating":
@@ -109,10 +115,8 @@ export class Pauser {
       );
       committed();
       this.#registry.events.runEnded(run, sandbox);
-      await ctx.step("paused:after");
-      await phases.time("end", () => run.killVm()).catch(() => {});
+      await leave(ctx, run, "paused:after", phases);
       phases.mark("ended");
-      ctx.tasks.spawn("release", () => run.release());
       ctx.logger.info({ sandbox: sandbox.id, ms: phases.totalMs, ...phases.phases }, "sandbox paused");
       ctx.config.onOperation?.(phases.timing("pause", sandbox.id));
       return true;
@@ -121,8 +125,7 @@ export class Pauser {
         sandbox.pauseFailed(run, e);
         this.#registry.follow(sandbox);
       }
-      if (abort.signal.aborted && !caller.aborted) throw goneWhile(sandbox.id, "paused", e);
-      throw AenvError.from(caller.aborted ? caller.reason : e, `pause sandbox ${sandbox.id}`);
+      throw failureOf(sandbox, ["pause", "paused"], e, abort.signal, caller);
     } finally {
       end();
     }
@@ -169,10 +172,36 @@ export class Pauser {
   }
 }
 
+/** The VM of a state that the sandbox is not in any more. It is dead when this resolves; the rest is freed in the background. */
+export async function leave(ctx: Context, run: VmRun, step: string, phases: Phases): Promise<void> {
+  try {
+    await ctx.step(step);
+    await phases.time("end", () => run.killVm());
+  } catch (e) {
+    ctx.logger.warn({ run: run.id, error: messageOf(e) }, "a VM that is not needed any more did not end at once");
+  }
+  ctx.tasks.spawn("release", () => run.release());
+}
+
 /** What every capture of a sandbox has in common. */
 export function planOf(sandbox: Sandbox): Pick<CapturePlan, "sandbox" | "diskBytes" | "defaults" | "envdVersion"> {
   const { diskBytes, defaults, envdVersion } = sandbox.snapshot;
   return { sandbox: sandbox.id, diskBytes, defaults, envdVersion };
+}
+
+/** What the caller of a transition is told that came to nothing. `abort`: of the transition. */
+export function failureOf(
+  { id }: Sandbox,
+  [verb, past]: readonly [string, string],
+  e: unknown,
+  abort: AbortSignal,
+  caller: AbortSignal,
+): AenvError {
+  if (caller.aborted) return AenvError.from(caller.reason, `${verb} sandbox ${id}`);
+  const { reason } = abort as { reason?: unknown };
+  // The server that stops ends transitions, not sandboxes.
+  if (reason instanceof AenvError && reason.code === "UNAVAILABLE") return reason;
+  return abort.aborted ? goneWhile(id, past, e) : AenvError.from(e, `${verb} sandbox ${id}`);
 }
 
 export function goneWhile(id: SandboxId, what: string, cause?: unknown): AenvError {

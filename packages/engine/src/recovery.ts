@@ -53,7 +53,7 @@ export async function recover(ctx: Context, signal: AbortSignal): Promise<Recove
   const paused: Survivor[] = [];
   let lost = 0;
   for (const record of state.sandboxes.live()) {
-    if (record.state === "paused" || record.state === "resuming") {
+    if (record.state === "paused" || record.state === "resuming" || (record.state === "rewinding" && !record.run)) {
       const found = pausedOne(ctx, record);
       if (found) paused.push(found);
       else {
@@ -167,9 +167,8 @@ function candidate(ctx: Context, record: SandboxRecord, runs: ReadonlyMap<RunId,
   if (record.state === "creating") return "create-failed: the server ended while it was created";
   if (record.state === "killing") return record.cause ?? "killed";
   const run = record.run === undefined ? undefined : runs.get(record.run);
-  // A capture that was not finished is undone: the VM goes on.
-  if ((record.state !== "running" && record.state !== "pausing") || !run)
-    return `lost: the server ended while it was ${record.state}`;
+  // A capture or a rewind that was not finished is undone: the VM goes on.
+  if (!run) return `lost: the server ended while it was ${record.state}`;
   const slot = state.resources.of(run.id).find((r) => r.kind === "slot" && r.phase === "held");
   const snapshot = state.snapshots.get(record.snapshot);
   if (run.handle === undefined || !slot || !snapshot) return "lost: its records are incomplete";

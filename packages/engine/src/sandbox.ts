@@ -1,4 +1,4 @@
-import { AenvError, messageOf, Mutex } from "@aenv/base";
+import { AenvError, messageOf, Mutex, type SnapshotId } from "@aenv/base";
 import type { SandboxRecord, SandboxState, SnapshotRecord, TemplateRecord } from "@aenv/state";
 import type { VmExit } from "@aenv/vmm";
 import type { Context } from "./context.ts";
@@ -7,15 +7,16 @@ import type { VmRun } from "./run.ts";
 
 /**
  * The life of a sandbox. Only these moves are legal; a state without its row does not compile.
- * The states between two that last (creating, pausing, resuming, killing) are single flight: who wants the same joins,
+ * The states between two that last (creating, pausing, resuming, rewinding, killing) are single flight: who wants the same joins,
  * who wants another thing waits or is told.
  */
 export const MOVES: Readonly<Record<SandboxState, readonly SandboxState[]>> = {
   creating: ["running", "gone"],
-  running: ["pausing", "killing", "gone"],
+  running: ["pausing", "rewinding", "killing", "gone"],
   pausing: ["paused", "running", "killing", "gone"],
-  paused: ["resuming", "killing"],
+  paused: ["resuming", "rewinding", "killing"],
   resuming: ["running", "paused", "killing", "gone"],
+  rewinding: ["running", "paused"],
   killing: ["gone"],
   gone: [],
 };
@@ -27,6 +28,8 @@ export type Phase =
   | ({ t: "pausing"; run: VmRun } & Flight)
   | { t: "paused" }
   | ({ t: "resuming" } & Flight)
+  /** `run`: of the state that is left; undefined where it was paused. */
+  | ({ t: "rewinding"; run: VmRun | undefined } & Flight)
   | { t: "killing"; done: Promise<void> }
   | { t: "gone"; cause: string };
 
@@ -57,6 +60,10 @@ export class Sandbox {
   readonly captures = new Mutex();
   readonly #ctx: Context;
   readonly #events: SandboxEvents;
+  /** How often it was paused in this life of the server. */
+  pauses = 0;
+  /** The run that its last rewind made, and of which state. */
+  lastRewind: { run: VmRun; to: SnapshotId } | undefined;
   #snapshot: SnapshotRecord;
   #phase: Phase;
 
@@ -145,7 +152,10 @@ export class Sandbox {
         this.#ctx.state.sandboxes.setSnapshot(this.id, snapshot.id);
         this.#event("info", "sandbox paused", { snapshot: snapshot.id, memory: hasMemory(snapshot) })();
       },
-      () => this.#tookSnapshot(snapshot),
+      () => {
+        this.pauses++;
+        this.#tookSnapshot(snapshot);
+      },
     );
   }
 
@@ -181,6 +191,39 @@ export class Sandbox {
     this.#setSurely({ t: "paused" }, this.#event("error", "sandbox was not resumed", { error: messageOf(why) }));
   }
 
+  /** running or paused -> rewinding. The run stays its own until `rewound`. */
+  beginRewind(): { run: VmRun | undefined; abort: AbortController; end: () => void } {
+    const { run } = this;
+    const { promise: done, resolve } = Promise.withResolvers<void>();
+    const abort = new AbortController();
+    this.#set({ t: "rewinding", run, abort, done }, () => {});
+    return { run, abort, end: resolve };
+  }
+
+  /** rewinding -> running, in another VM. */
+  rewound(run: VmRun, snapshot: SnapshotRecord, endAt: number): void {
+    const { startedAt } = this.record;
+    const also = (): void => {
+      this.#ctx.state.sandboxes.setSnapshot(this.id, snapshot.id);
+      this.#ctx.state.sandboxes.setTimes(this.id, startedAt, endAt);
+      this.#event("info", "sandbox rewound", { run: run.id, snapshot: snapshot.id })();
+    };
+    this.#set({ t: "running", run }, also, () => {
+      this.record.endAt = endAt;
+      this.lastRewind = { run, to: snapshot.id };
+      this.#tookSnapshot(snapshot);
+    });
+    this.#watch(run);
+  }
+
+  /** rewinding -> what it was before. */
+  rewindFailed(run: VmRun | undefined, why: unknown): void {
+    const event = this.#event("error", "sandbox was not rewound", { error: messageOf(why) });
+    this.#setSurely(run ? { t: "running", run } : { t: "paused" }, event);
+    // An end meanwhile was nobody's business.
+    if (run) this.#watch(run);
+  }
+
   /** A capture of it while it goes on, in the capture's transaction. Returns what to do once that is committed. */
   capturedAs(snapshot: SnapshotRecord): () => void {
     this.#ctx.state.sandboxes.setSnapshot(this.id, snapshot.id);
@@ -212,6 +255,7 @@ export class Sandbox {
           return true;
         case "creating":
         case "resuming":
+        case "rewinding":
           phase.abort.abort(new AenvError("CANCELLED", `sandbox ${this.id} was killed while it was ${phase.t}`));
           await phase.done;
           // It may have been past the last moment at which it could be stopped.
@@ -270,8 +314,8 @@ export class Sandbox {
   }
 
   /** A move that somebody wants: it does not happen where it cannot be recorded. */
-  #set(next: Phase, also: () => void): void {
-    this.#ctx.state.tx(() => this.#prepareSet(next, also))();
+  #set(next: Phase, also: () => void, then?: () => void): void {
+    this.#ctx.state.tx(() => this.#prepareSet(next, also, then))();
   }
 
   /** A move that happens whether its record can be written now or later: an end, or the way back to what was. */
@@ -292,8 +336,7 @@ export class Sandbox {
     const from = this.#phase.t;
     if (!MOVES[from].includes(next.t))
       throw new AenvError("INTERNAL", `sandbox ${this.id} cannot go from ${from} to ${next.t}`);
-    const run =
-      next.t === "running" || next.t === "pausing" ? next.run.id : next.t === "killing" ? this.record.run : undefined;
+    const run = "run" in next ? next.run?.id : next.t === "killing" ? this.record.run : undefined;
     return {
       write: () => {
         this.#ctx.state.sandboxes.setState(this.id, next.t, run);

@@ -50,6 +50,7 @@ export async function takeState(
       }
       case "pausing":
       case "resuming":
+      case "rewinding":
         await orAborted(phase.done, caller);
         break;
       case "creating":

@@ -248,6 +248,7 @@ export class Life {
           throw new AenvError("NO_SPACE", "the disk is full");
         }
         await writeFile(target.path, "sealed", { flag: "wx" });
+        if (w.disks.get(disk) !== found) throw new AenvError("NOT_FOUND", `disk ${disk} was closed`);
         w.disks.set(disk, { ...found, layers: [...found.layers, { id: target.id, path: target.path }] });
         return { bytes: 6 };
       },

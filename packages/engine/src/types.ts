@@ -282,13 +282,13 @@ export interface CheckpointOptions {
 }
 
 export interface RewindOptions {
-  /** The end becomes now + this unless that is earlier; absent: unchanged. A paused sandbox needs it. */
+  /** The end becomes now + this unless that is earlier; absent: unchanged, and of a paused sandbox as for traffic. */
   timeoutMs?: number;
 }
 
 /** Bytes on this node. */
 export interface LineageSize {
-  /** What this state alone holds: deleting it would free so much. */
+  /** In files that no other state has. */
   ownBytes: number;
   /** What it needs and other states hold too. */
   sharedBytes: number;

@@ -7,7 +7,7 @@ import {
   parseSnapshotId,
   parseTemplateId,
 } from "@aenv/base";
-import type { LayerId, MemoryId, SnapshotId, TemplateId } from "@aenv/base";
+import type { LayerId, MemoryId, SandboxId, SnapshotId, TemplateId } from "@aenv/base";
 import { bool, type Database, int, json, oneOf, optional, type Row, text } from "./database.ts";
 import {
   type GuestDefaults,
@@ -56,6 +56,11 @@ export class Layers {
       .map(layer);
   }
 
+  /** How many snapshots stand on it. */
+  users(id: LayerId): number {
+    return int(this.#db.get("SELECT count(*) AS n FROM snapshot_layers WHERE layer = ?", id) ?? { n: 0 }, "n");
+  }
+
   /** Only where no snapshot stands on it. */
   remove(id: LayerId): void {
     this.#db.run("DELETE FROM layers WHERE id = ?", id);
@@ -96,6 +101,11 @@ export class MemoryFiles {
     return this.#db
       .all("SELECT * FROM memory_files m WHERE NOT EXISTS (SELECT 1 FROM snapshot_memory s WHERE s.file = m.id)")
       .map(memoryFile);
+  }
+
+  /** How many snapshots are made of it. */
+  users(id: MemoryId): number {
+    return int(this.#db.get("SELECT count(*) AS n FROM snapshot_memory WHERE file = ?", id) ?? { n: 0 }, "n");
   }
 
   remove(id: MemoryId): void {
@@ -146,6 +156,16 @@ export class Snapshots {
     return this.#db.all("SELECT * FROM snapshots ORDER BY created_at, id").map((row) => this.#record(row));
   }
 
+  /** What each of them was captured from. */
+  lineage(): { id: SnapshotId; parent?: SnapshotId; sandbox?: SandboxId; createdAt: number }[] {
+    return this.#db.all("SELECT id, parent, sandbox, created_at FROM snapshots").map((r) => ({
+      id: parseSnapshotId(text(r, "id")),
+      ...optional(r, "parent", "parent", (row, c) => parseSnapshotId(text(row, c))),
+      ...optional(r, "sandbox", "sandbox", (row, c) => parseSandboxId(text(row, c))),
+      createdAt: int(r, "created_at"),
+    }));
+  }
+
   /** The same content in other files. */
   replaceMemory(id: SnapshotId, memory: readonly MemoryFileRecord[]): void {
     this.#db.tx(() => {
@@ -167,8 +187,16 @@ export class Snapshots {
       .map((row) => this.#record(row));
   }
 
+  /** What was captured from it descends from its parent from now on. */
   remove(id: SnapshotId): void {
-    this.#db.run("DELETE FROM snapshots WHERE id = ?", id);
+    this.#db.tx(() => {
+      this.#db.run(
+        "UPDATE snapshots SET parent = (SELECT parent FROM snapshots WHERE id = ?) WHERE parent = ?",
+        id,
+        id,
+      );
+      this.#db.run("DELETE FROM snapshots WHERE id = ?", id);
+    });
   }
 
   #putMemory(id: SnapshotId, memory: readonly MemoryFileRecord[]): void {

@@ -2,7 +2,16 @@
 import type { Bytes, CheckpointId, LayerId, MemoryId, RunId, SandboxId, SnapshotId, TemplateId } from "@aenv/base";
 
 /** Stored states of a sandbox. `gone` rows stay for a while so that its end can be explained. */
-export const SANDBOX_STATES = ["creating", "running", "pausing", "paused", "resuming", "killing", "gone"] as const;
+export const SANDBOX_STATES = [
+  "creating",
+  "running",
+  "pausing",
+  "paused",
+  "resuming",
+  "rewinding",
+  "killing",
+  "gone",
+] as const;
 export type SandboxState = (typeof SANDBOX_STATES)[number];
 
 export interface TeamRecord {

@@ -113,7 +113,10 @@ export class Checkpoints {
     this.#db = db;
   }
 
+  /** A name that another one of the sandbox had is this one's from now on. */
   add(c: CheckpointRecord): void {
+    if (c.name !== undefined)
+      this.#db.run("UPDATE checkpoints SET name = NULL WHERE sandbox = ? AND name = ?", c.sandbox, c.name);
     this.#db.run(
       "INSERT INTO checkpoints (id, sandbox, snapshot, name, created_at) VALUES (?, ?, ?, ?, ?)",
       c.id,
@@ -132,6 +135,14 @@ export class Checkpoints {
   /** Oldest first. */
   of(sandbox: SandboxId): CheckpointRecord[] {
     return this.#db.all("SELECT * FROM checkpoints WHERE sandbox = ? ORDER BY created_at, id", sandbox).map(checkpoint);
+  }
+
+  /** Those that have a name. */
+  named(): (CheckpointRecord & { name: string })[] {
+    const all = this.#db
+      .all("SELECT * FROM checkpoints WHERE name IS NOT NULL ORDER BY created_at, id")
+      .map(checkpoint);
+    return all.flatMap((c) => (c.name === undefined ? [] : [{ ...c, name: c.name }]));
   }
 
   removeOf(sandbox: SandboxId): void {

@@ -110,6 +110,43 @@ test("a pause without memory keeps the files and boots again", async () => {
   await engine.kill(sandboxId);
 });
 
+test("a sandbox returns to its checkpoints in place: memory, processes and files, also from its next life", async () => {
+  const { sandboxId, envdAccessToken } = await create();
+  const facts = await sh(sandboxId, START);
+  await engine.checkpoint(sandboxId, { name: "first" }, signal);
+  const second = await sh(
+    sandboxId,
+    `rm ~/data; echo more > ~/more; head -c 5000000 /dev/urandom > /dev/shm/data; sync
+    sha256sum /dev/shm/data ~/more`,
+  );
+  await engine.checkpoint(sandboxId, { name: "second" }, signal);
+  const kept = async (): Promise<void> => {
+    assert.equal(await sh(sandboxId, "sha256sum /dev/shm/data ~/more; test ! -e ~/data"), second);
+    assert.equal(await sh(sandboxId, ALIVE), "on");
+  };
+  await sh(sandboxId, "rm ~/more; kill $(cat ~/pid); echo lost > ~/lost; sync");
+  await engine.rewind(sandboxId, "second", {}, signal);
+  await kept();
+  const view = await engine.rewind(sandboxId, "first", {}, signal);
+  assert.equal(view.envdAccessToken, envdAccessToken);
+  assert.equal(await sh(sandboxId, CHECK), facts);
+  assert.equal(await sh(sandboxId, "ls ~/more ~/lost 2>/dev/null | wc -l"), "0");
+  assert.equal(await sh(sandboxId, ALIVE), "on");
+  await sh(sandboxId, "echo 3 > /proc/sys/vm/drop_caches", "root");
+  assert.equal(await sh(sandboxId, CHECK), facts);
+  const clock = Number(await sh(sandboxId, "date +%s"));
+  assert.ok(Math.abs(clock - Date.now() / 1000) < 5, "the guest's clock is right");
+  await engine.pause(sandboxId, {}, signal);
+  await engine.rewind(sandboxId, "second", { timeoutMs: HOUR }, signal);
+  await kept();
+  const { nodes } = await engine.lineage(sandboxId);
+  assert.deepEqual(
+    nodes.flatMap((n) => n.names),
+    ["base", "first", "second"],
+  );
+  await engine.kill(sandboxId);
+});
+
 test("at the end nothing is left but the template", async () => {
   const end = performance.now() + 60_000;
   const left = async () => {

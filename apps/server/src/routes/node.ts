@@ -44,7 +44,7 @@ export function nodeRoutes({ engine, node, metrics }: RouteDeps & { metrics: Ser
         cpuCount: availableParallelism(),
         residentBytes: process.memoryUsage.rss(),
         // As the list tells it.
-        sandboxes: { running: count.running + count.resuming, paused: count.paused + count.pausing },
+        sandboxes: { running: count.running + count.resuming + count.rewinding, paused: count.paused + count.pausing },
         pools,
         ...node.facts(),
         timings: [metrics.eventLoopDelay(), ...node.timings()],
