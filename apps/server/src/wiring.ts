@@ -226,7 +226,7 @@ function nodeApi(rooms: Rooms): NodeApi {
       return config.domain;
     },
     forkLimit: config.forkLimit,
-    features: { pause: false, internetOff: true, egressRules: true, privateTraffic: true },
+    features: { pause: true, internetOff: true, egressRules: true, privateTraffic: true },
     facts: (): NodeFacts => ({
       vmm: driver.name,
       vmmVersion: probe.version,
