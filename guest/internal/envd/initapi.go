@@ -1,11 +1,13 @@
 package envd
 
 import (
+	"context"
 	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -91,7 +93,10 @@ func (s *server) postInit(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 		if newRun {
-			s.conns.closeOthers(r.Context())
+			s.endStaleConnections(r.Context())
+		}
+		if phase := phaseAfter(body.Cause); len(s.hooks(phase)) > 0 {
+			w.Header().Set("X-Aenv-Hooks", phase)
 		}
 	}
 	w.Header().Set("X-Envd-Version", Version)
@@ -179,6 +184,17 @@ func (s *server) applyToMachine(b *initBody, entropy []byte) error {
 		}
 	}
 	return nil
+}
+
+// endStaleConnections: those that were open when the snapshot was taken, of every program and our own.
+func (s *server) endStaleConnections(ctx context.Context) {
+	if s.guest {
+		own, _ := ctx.Value(connKey{}).(net.Conn)
+		if err := abortStale(own); err != nil {
+			fmt.Fprintln(os.Stderr, "envd: stale connections:", err)
+		}
+	}
+	s.conns.closeOthers(ctx)
 }
 
 // How long after a launch the files are written that only people look at.

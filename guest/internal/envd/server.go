@@ -32,8 +32,11 @@ type server struct {
 	conns    *connTable
 	runDir   string
 	guest    bool
-	cpu      cpuSampler
-	watchers *watcherTable
+	// Where hooks are; empty: there are none.
+	hooksDir   string
+	hooksLimit time.Duration
+	cpu        cpuSampler
+	watchers   *watcherTable
 	// launched gets a token at every launch: work that can wait then waits a little longer.
 	launched chan struct{}
 }
@@ -46,6 +49,7 @@ func Main(args []string) int {
 	guest := flags.Bool("guest", false, "this machine is a sandbox: clock, host name, entropy and machine id may be set")
 	forward := flags.String("forward", "", "address on which ports bound to loopback are made reachable")
 	runDir := flags.String("run-dir", "", "where to leave the identity files of the sandbox (empty: nowhere)")
+	hooks := flags.String("hooks", "", "where hooks are (empty: none; of a sandbox "+hooksDir+")")
 	stateFD := flags.Int("state-fd", -1, "open file that keeps what the node said over a restart of this daemon")
 	if err := flags.Parse(args); err != nil {
 		return 2
@@ -61,6 +65,9 @@ func Main(args []string) int {
 	}
 
 	s := newServer(*user, *guest, *runDir)
+	if s.hooksDir = *hooks; *guest && *hooks == "" {
+		s.hooksDir = hooksDir
+	}
 	if *stateFD >= 0 {
 		syscall.CloseOnExec(*stateFD)
 		s.state.keepIn(os.NewFile(uintptr(*stateFD), "state"))
@@ -96,7 +103,7 @@ var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 120 * time.Second, Inter
 func newServer(user string, guest bool, runDir string) *server {
 	s := &server{
 		state: newState(user), accounts: newAccounts("/etc"), procs: newRegistry(), conns: newConnTable(),
-		runDir: runDir, guest: guest, watchers: newWatcherTable(), launched: make(chan struct{}, 1),
+		runDir: runDir, guest: guest, watchers: newWatcherTable(), launched: make(chan struct{}, 1), hooksLimit: hooksLimit,
 	}
 	return s
 }
@@ -117,6 +124,7 @@ func (s *server) handler() http.Handler {
 	mux.HandleFunc("GET /metrics", s.getMetrics)
 	mux.HandleFunc("GET /envs", s.getEnvs)
 	mux.HandleFunc("POST /init", s.postInit)
+	mux.HandleFunc("POST /hooks", s.postHooks)
 	mux.HandleFunc("GET /files", s.getFiles)
 	mux.HandleFunc("POST /files", s.postFiles)
 	mux.HandleFunc("POST /files/compose", s.postCompose)

@@ -1,5 +1,6 @@
 import type { Context } from "./context.ts";
 import { isOpen, setEgress } from "./egress.ts";
+import { runHooks } from "./hooks.ts";
 import { type Identity, initRun } from "./launch.ts";
 import type { Phases } from "./phases.ts";
 import type { VmRun } from "./run.ts";
@@ -28,5 +29,10 @@ export async function handOver(
     defaults: snapshot.defaults,
     ...why,
   };
-  await phases.time("init", () => initRun(ctx, run, identity, limitMs, signal));
+  const { hooks } = await phases.time("init", () => initRun(ctx, run, identity, limitMs, signal));
+  if (!hooks) return;
+  const { cause, fork } = why;
+  const request = { cause, ...(fork ? { forkIndex: fork.index, seed: fork.seed } : {}) };
+  const phase = cause === "fork" ? ("post-fork" as const) : ("post-resume" as const);
+  await phases.time("hooks", () => runHooks(ctx, run, sandbox, { phase, ...request }, signal));
 }

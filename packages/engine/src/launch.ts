@@ -179,7 +179,7 @@ export interface Identity {
 
 /**
  * Makes the guest this sandbox and no other: identity, environment, token, clock, entropy, hostname, machine id.
- * GUEST_FAILED when the agent has not done so within `limitMs`; CANCELLED when the caller gave up.
+ * Resolves with whether it has hooks that are to run now. GUEST_FAILED when the agent has not done so within `limitMs`; CANCELLED when the caller gave up.
  */
 export async function initRun(
   ctx: Context,
@@ -187,7 +187,7 @@ export async function initRun(
   identity: Identity,
   limitMs: number,
   parent: AbortSignal,
-): Promise<void> {
+): Promise<{ hooks: boolean }> {
   await ctx.step("init:before");
   const signal = deadline(limitMs, parent);
   // The VM's death must not be waited for until the deadline.
@@ -200,10 +200,10 @@ export async function initRun(
     ),
   );
   const either = AbortSignal.any([signal, died.signal]);
-  for (;;) {
+  let told: { hooks: boolean } | undefined;
+  while (!told) {
     try {
-      await run.guest.init(initBody(ctx, run, identity), either, identity.currentToken);
-      break;
+      told = await run.guest.init(initBody(ctx, run, identity), either, identity.currentToken);
     } catch (e) {
       parent.throwIfAborted();
       if (died.signal.aborted) throw died.signal.reason;
@@ -216,6 +216,7 @@ export async function initRun(
     }
   }
   await ctx.step("init:after");
+  return told;
 }
 
 /** No connection yet, as against an answer that is wrong. */

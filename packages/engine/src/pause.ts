@@ -95,7 +95,7 @@ export class Pauser {
       const signal = AbortSignal.any([caller, abort.signal]);
       await ctx.step("pausing:after");
       await phases.time("quiesce", () =>
-        quiesce(ctx, run, sandbox, { sync: !keepMemory, mustAnswer: requireHealthyGuest }, signal),
+        quiesce(ctx, run, sandbox, { cause: "pause", sync: !keepMemory, mustAnswer: requireHealthyGuest }, signal),
       );
       let committed = (): void => {};
       await capture(

@@ -71,7 +71,7 @@ async function captureRunning(
   const { run } = sandbox;
   if (!run) throw goneWhile(sandbox.id, "captured");
   try {
-    await phases.time("quiesce", () => quiesce(ctx, run, sandbox, { sync: !memory, mustAnswer: false }, caller));
+    await phases.time("quiesce", () => quiesce(ctx, run, sandbox, { cause, sync: !memory, mustAnswer: false }, caller));
     let committed = (): void => {};
     const snapshot = await capture(
       ctx,

@@ -6,6 +6,7 @@ import { mkdir, mkdtemp, readdir, rm, writeFile } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { AenvError, type Clock, type LayerId, mib, silentLogger } from "@aenv/base";
+import type { HookResult, HooksRequest } from "@aenv/guest";
 import { localMemory } from "@aenv/memory";
 import type { EgressPolicy } from "@aenv/network";
 import { State } from "@aenv/state";
@@ -61,6 +62,9 @@ export class World implements AsyncDisposable {
   readonly policies = new Map<number, EgressPolicy>();
   /** How the agents of guests behave that answer from now on. */
   mood: GuestMood = "well";
+  /** What the hooks of the guests come to; undefined: they have none. */
+  hooks: ((request: HooksRequest) => HookResult[]) | undefined;
+  readonly hooksRun: HooksRequest[] = [];
   /** Runs whose agent never answers. */
   readonly deaf = new Set<string>();
   epoch = "e1";
@@ -346,6 +350,12 @@ export class Life {
       init: async (body, signal, currentToken) => {
         await answer(signal);
         w.inits.push({ host, body, ...(currentToken === undefined ? {} : { currentToken }) });
+        return { hooks: w.hooks !== undefined };
+      },
+      hooks: async (request, _options, signal) => {
+        await answer(signal);
+        w.hooksRun.push(request);
+        return w.hooks?.(request) ?? [];
       },
       exec: async (_spec, signal) => {
         await answer(signal);

@@ -9,6 +9,9 @@ import {
   Envs,
   type GuestInit,
   GuestMetrics,
+  type HookResult,
+  Hooks,
+  type HooksRequest,
   OneEntry,
   type ProcessEvent,
   type ProcessSummary,
@@ -17,7 +20,7 @@ import {
   type WrittenFile,
 } from "./messages.ts";
 import { events, type GuestProcess, ProcessCalls } from "./process.ts";
-import { parse, Transport } from "./transport.ts";
+import { parse, readAll, Transport } from "./transport.ts";
 
 const ENVD_PORT = 49983;
 /** Idle connections per guest; envd itself closes them only after 640 s. */
@@ -62,6 +65,8 @@ export interface ExecResult {
   status: string;
 }
 
+/** At most 64 hooks with 2 KiB of output each, and what JSON makes of it. */
+const MAX_HOOKS_REPLY = 2 * 1024 * 1024;
 const MAX_OUTPUT = 16 * 1024 * 1024;
 
 /** Speaks to the daemon of one guest. One client per run of a VM: its connections die with the run. */
@@ -106,8 +111,8 @@ export class GuestClient {
   }
 
   /** `currentToken`: the token that the guest was captured with, where it is not the one that is set now. */
-  async init(body: GuestInit, signal: AbortSignal, currentToken?: string): Promise<void> {
-    await this.#t.fetch(
+  async init(body: GuestInit, signal: AbortSignal, currentToken?: string): Promise<{ hooks: boolean }> {
+    const { headers } = await this.#t.fetch(
       {
         method: "POST",
         path: "/init",
@@ -119,6 +124,43 @@ export class GuestClient {
       },
       signal,
     );
+    return { hooks: headers["x-aenv-hooks"] !== undefined };
+  }
+
+  /**
+   * Runs the guest's hooks of a phase, one after the other; those that fail are in the result. The guest gives them 10 s
+   * together. DEADLINE where it does not begin to answer within `answerMs`.
+   */
+  async hooks(
+    request: HooksRequest,
+    options: { token?: string; answerMs: number },
+    signal: AbortSignal,
+  ): Promise<HookResult[]> {
+    const what = "POST /hooks";
+    const late = new AbortController();
+    const timer = setTimeout(
+      () => late.abort(new AenvError("DEADLINE", `${what}: no answer within ${options.answerMs} ms`)),
+      options.answerMs,
+    );
+    try {
+      const res = await this.#t.send(
+        {
+          method: "POST",
+          path: "/hooks",
+          headers: {
+            "content-type": "application/json",
+            ...(options.token === undefined ? {} : { "X-Access-Token": options.token }),
+          },
+          body: Buffer.from(JSON.stringify(request)),
+        },
+        AbortSignal.any([signal, late.signal]),
+      );
+      clearTimeout(timer);
+      if (res.statusCode !== 200) return await this.#t.refuse(res, what, signal);
+      return parse(what, await readAll(res, MAX_HOOKS_REPLY, what, signal), Hooks).hooks;
+    } finally {
+      clearTimeout(timer);
+    }
   }
 
   /** Runs a program to its end. Not a shell: `cmd` is looked up in the guest's PATH. */

@@ -4,6 +4,8 @@ export {
   type EntryInfo,
   type GuestInit,
   type GuestMetrics,
+  type HookResult,
+  type HooksRequest,
   type ProcessEvent,
   type ProcessSummary,
   type WrittenFile,

@@ -26,6 +26,15 @@ export interface GuestInit {
   seed?: string;
 }
 
+/** Programs in `/etc/aenv/<phase>.d` of the guest. */
+export interface HooksRequest {
+  phase: "pre-snapshot" | "post-resume" | "post-fork";
+  /** Why: given to them as AENV_CAUSE. */
+  cause: string;
+  forkIndex?: number;
+  seed?: string;
+}
+
 const text = z.string().max(64 * 1024);
 /** proto3 JSON writes 64-bit numbers as strings. */
 const count = z.union([z.number(), z.string().regex(/^-?\d{1,19}$/)]).transform(Number);
@@ -124,6 +133,16 @@ export const Written = z
   .array(z.object({ name: text, path: text, type: text.optional(), metadata: z.record(text, text).optional() }))
   .max(100_000);
 export type WrittenFile = z.infer<typeof Written>[number];
+
+const hook = z.object({
+  name: text,
+  /** -1: ended by a signal, or not started. */
+  exitCode: z.number().int(),
+  error: text.optional(),
+  output: text.optional(),
+});
+export type HookResult = z.infer<typeof hook>;
+export const Hooks = z.object({ hooks: z.array(hook).max(1000) });
 
 export const Empty = z.object({});
 /** Connect errors have a string code, plain ones the HTTP status. */

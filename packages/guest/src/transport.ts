@@ -205,7 +205,7 @@ export function parse<T>(what: string, body: Buffer, shape: z.ZodType<T>): T {
   });
 }
 
-async function readAll(res: IncomingMessage, limit: number, what: string, signal: AbortSignal): Promise<Buffer> {
+export async function readAll(res: IncomingMessage, limit: number, what: string, signal: AbortSignal): Promise<Buffer> {
   const parts: Buffer[] = [];
   let size = 0;
   try {

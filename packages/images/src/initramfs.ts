@@ -13,7 +13,7 @@ export interface GuestConfig {
   root: string;
 }
 
-const WANTED = ["virtio_mmio", "virtio_blk", "virtio_net", "virtio_rng", "virtio_balloon", "overlay"];
+const WANTED = ["virtio_mmio", "virtio_blk", "virtio_net", "virtio_rng", "virtio_balloon", "overlay", "tcp_diag"];
 
 const canonical = (name: string): string => name.replaceAll("-", "_");
 

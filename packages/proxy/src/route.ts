@@ -130,7 +130,7 @@ export class Router {
   }
 }
 
-const ENVD_INTERNAL = new Set(["init", "freeze", "unfreeze", "collapse", "fsfreeze", "fsthaw", "upgrade"]);
+const ENVD_INTERNAL = new Set(["init", "freeze", "unfreeze", "collapse", "fsfreeze", "fsthaw", "upgrade", "hooks"]);
 
 /**
  * The path as the most lenient router could read it: decoded, without empty and dot segments, in lower case. undefined

@@ -35,9 +35,9 @@ export const initBody: GuestInit = {
   cause: "create",
 };
 
-export async function startEnvd(): Promise<Envd> {
+export async function startEnvd(args: readonly string[] = []): Promise<Envd> {
   execFileSync(process.execPath, [join(root, "tools/src/build-guest.ts")], { stdio: ["ignore", "ignore", "inherit"] });
-  const child = spawn(join(root, ".cache/guest/aenv-guest"), ["envd", "--addr", "127.0.0.1:0"], {
+  const child = spawn(join(root, ".cache/guest/aenv-guest"), ["envd", "--addr", "127.0.0.1:0", ...args], {
     // Not this host's profile and PATH: bash -l must be quick and the same everywhere.
     env: { PATH: "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin" },
     stdio: ["ignore", "ignore", "pipe"],
