@@ -28,11 +28,8 @@ test("hooks run before every capture of what runs and after every launch, each w
   await engine.fork(id, { count: 3, timeoutMs: HOUR }, signal);
   const [before, ...after] = world.hooksRun.splice(0);
   assert.deepEqual(before, { phase: "pre-snapshot", cause: "fork" });
-  assert.deepEqual(after.map((h) => [h.phase, h.cause, h.forkIndex]).toSorted(), [
-    ["post-fork", "fork", 0],
-    ["post-fork", "fork", 1],
-    ["post-fork", "fork", 2],
-  ]);
+  for (const { phase, cause } of after) assert.deepEqual([phase, cause], ["post-fork", "fork"]);
+  assert.deepEqual(new Set(after.map((h) => h.forkIndex)), new Set([0, 1, 2]));
   assert.equal(new Set(after.map((h) => h.seed)).size, 3);
   for (const { seed } of after) assert.match(seed ?? "", /^\d{1,19}$/);
 });

@@ -1,37 +1,15 @@
 import assert from "node:assert/strict";
 import { createHash, randomBytes } from "node:crypto";
-import { request } from "node:http";
 import { connect } from "node:net";
 import { test } from "node:test";
 import type { Sandbox } from "e2b";
-import { eventually, sandboxFor, url } from "./node.ts";
+import { type Answer, byPort, eventually, plain, sandboxFor, url } from "./node.ts";
 
 const LIMIT = { timeout: 120_000 };
 const { hostname, port } = new URL(url);
 
-interface Answer {
-  status: number;
-  body: string;
-}
-
-/** A plain request with any Host header, which fetch would not send. */
-function get(path: string, headers: Record<string, string>): Promise<Answer> {
-  return new Promise((resolve, reject) => {
-    const req = request({ hostname, port, path, headers, agent: false }, (res) => {
-      let body = "";
-      res.setEncoding("utf8").on("data", (d: string) => (body += d));
-      res.on("end", () => resolve({ status: res.statusCode ?? 0, body }));
-      res.on("error", reject);
-    });
-    req.on("error", reject);
-    req.end();
-  });
-}
-
-const byHeader = (s: Sandbox, guestPort: number, path = "/"): Promise<Answer> =>
-  get(path, { "E2b-Sandbox-Id": s.sandboxId, "E2b-Sandbox-Port": String(guestPort) });
 const byHost = (s: Sandbox, guestPort: number, path = "/"): Promise<Answer> =>
-  get(path, { Host: s.getHost(guestPort) });
+  plain(path, { Host: s.getHost(guestPort) });
 
 const SERVER = `
 import http.server, sys
@@ -49,7 +27,7 @@ test("a server in the guest is reached by host and by headers, on all addresses 
   await sandbox.commands.run("python3 server.py 127.0.0.1 9000", { background: true, timeoutMs: 0 });
   for (const guestPort of [8000, 9000]) {
     const answer = await eventually(async () => {
-      const a = await byHeader(sandbox, guestPort, "/x?y=1");
+      const a = await byPort(sandbox, guestPort, "/x?y=1");
       return a.status === 200 && a;
     });
     assert.match(answer.body, /^\/x\?y=1 via /);
@@ -59,7 +37,7 @@ test("a server in the guest is reached by host and by headers, on all addresses 
 
 test("a closed port, an unknown sandbox and a killed one get the bodies that clients compare", LIMIT, async (t) => {
   const sandbox = await sandboxFor(t);
-  const closed = await byHeader(sandbox, 4321);
+  const closed = await byPort(sandbox, 4321);
   assert.equal(closed.status, 502);
   assert.deepEqual(JSON.parse(closed.body), {
     sandboxId: sandbox.sandboxId,
@@ -68,7 +46,7 @@ test("a closed port, an unknown sandbox and a killed one get the bodies that cli
     code: 502,
   });
   await sandbox.kill();
-  for (const answer of [await byHeader(sandbox, 49_983, "/health"), await byHost(sandbox, 8000)]) {
+  for (const answer of [await byPort(sandbox, 49_983, "/health"), await byHost(sandbox, 8000)]) {
     assert.equal(answer.status, 502);
     assert.deepEqual(JSON.parse(answer.body), {
       sandboxId: sandbox.sandboxId,
@@ -76,19 +54,19 @@ test("a closed port, an unknown sandbox and a killed one get the bodies that cli
       code: 502,
     });
   }
-  const bad = await get("/", { "E2b-Sandbox-Id": "../etc", "E2b-Sandbox-Port": "80" });
+  const bad = await plain("/", { "E2b-Sandbox-Id": "../etc", "E2b-Sandbox-Port": "80" });
   assert.equal(bad.status, 400);
 });
 
 test("the routes of envd that only the node may call are hidden", LIMIT, async (t) => {
   const sandbox = await sandboxFor(t);
-  assert.equal((await byHeader(sandbox, 49_983, "/init")).status, 404);
+  assert.equal((await byPort(sandbox, 49_983, "/init")).status, 404);
 });
 
 test("envd refuses a caller without the token", LIMIT, async (t) => {
   const sandbox = await sandboxFor(t);
-  assert.equal((await byHeader(sandbox, 49_983, "/envs")).status, 401);
-  assert.equal((await byHeader(sandbox, 49_983, "/files?path=/etc/passwd")).status, 401);
+  assert.equal((await byPort(sandbox, 49_983, "/envs")).status, 401);
+  assert.equal((await byPort(sandbox, 49_983, "/files?path=/etc/passwd")).status, 401);
 });
 
 test("a WebSocket goes through as raw bytes", LIMIT, async (t) => {

@@ -1,5 +1,6 @@
 /** The node under test: `npm test` starts one and names it in the environment. */
 import { readFileSync } from "node:fs";
+import { request } from "node:http";
 import { join } from "node:path";
 import type { TestContext } from "node:test";
 import { Sandbox, type SandboxOpts } from "e2b";
@@ -44,6 +45,30 @@ export async function api(
     ...(body === undefined ? {} : { body: typeof body === "string" ? body : JSON.stringify(body) }),
   });
 }
+
+export interface Answer {
+  status: number;
+  body: string;
+}
+
+/** A plain request to the edge with any Host header, which fetch would not send. */
+export function plain(path: string, headers: Record<string, string>, method = "GET", body?: string): Promise<Answer> {
+  const { hostname, port } = new URL(url);
+  return new Promise((resolve, reject) => {
+    const req = request({ hostname, port, path, method, headers, agent: false }, (res) => {
+      let text = "";
+      res.setEncoding("utf8").on("data", (d: string) => (text += d));
+      res.on("end", () => resolve({ status: res.statusCode ?? 0, body: text }));
+      res.on("error", reject);
+    });
+    req.on("error", reject);
+    req.end(body);
+  });
+}
+
+/** A port of a sandbox, named by headers. */
+export const byPort = (s: Sandbox, port: number, path = "/", headers: Record<string, string> = {}): Promise<Answer> =>
+  plain(path, { "E2b-Sandbox-Id": s.sandboxId, "E2b-Sandbox-Port": String(port), ...headers });
 
 /** Waits until `probe` gives something; the test's own timeout bounds it. */
 export async function eventually<T>(probe: () => Promise<T | undefined | false>): Promise<T> {
