@@ -14,6 +14,7 @@ export const ALLOWED: Readonly<Record<string, readonly string[]>> = {
   "packages/vmm": ["base", "host"],
   "packages/vmm-qemu": ["base", "host", "vmm"],
   "packages/network": ["base", "host"],
+  "packages/egress": ["base", "network"],
   "packages/guest": ["base"],
   "packages/state": ["base", "host"],
   "packages/engine": BELOW_ENGINE,

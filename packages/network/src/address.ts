@@ -55,6 +55,23 @@ export function covers(list: readonly Cidr[], c: Cidr): boolean {
   return false;
 }
 
+/** Whether an address, given as text, is in one of these; false for what is no IPv4 address. */
+export function addressSet(list: readonly string[]): (ip: string) => boolean {
+  const ranges = mergeCidrs(list.map(parseCidr));
+  return (text) => {
+    if (!/^\d+(\.\d+){3}$/.test(text)) return false;
+    const ip = parseIp(text);
+    let low = 0;
+    for (let high = ranges.length; low < high; ) {
+      const mid = (low + high) >> 1;
+      if (lastOf(ranges[mid] as Cidr) < ip) low = mid + 1;
+      else high = mid;
+    }
+    const range = ranges[low];
+    return range !== undefined && range.base <= ip;
+  };
+}
+
 /** The addresses of `list` that are in none of `holes`. */
 export function subtractCidrs(list: readonly Cidr[], holes: readonly Cidr[]): Cidr[] {
   const without = (c: Cidr): Cidr[] => {

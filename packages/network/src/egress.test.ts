@@ -78,6 +78,66 @@ describe("the policy of a sandbox", () => {
       });
   });
 
+  test("keeps a proxy, and refuses one that is none", () => {
+    const proxy = (address: string, login: object = {}): unknown =>
+      policy({ egressProxy: { address, ...login } }).proxy;
+    assert.deepEqual(proxy("Proxy.Example.com:1080"), { host: "proxy.example.com", port: 1080 });
+    assert.deepEqual(proxy("socks5://9.9.9.9:1", { username: "u", password: "p" }), {
+      host: "9.9.9.9",
+      port: 1,
+      username: "u",
+      password: "p",
+    });
+    for (const bad of [
+      "",
+      "proxy.example.com",
+      "x:1",
+      "a.test:0",
+      "a.test:65536",
+      "9.9.9:1",
+      "http://a.test:1",
+      "*.a.test:1",
+    ])
+      assert.throws(() => proxy(bad), { code: "INVALID_ARGUMENT" }, bad);
+    assert.throws(() => proxy("a.test:1", { password: "p" }), /username/);
+    assert.throws(() => proxy("a.test:1", { username: "u".repeat(256) }), /255/);
+    assert.equal(policy({ egressProxy: null }).proxy, undefined);
+  });
+
+  test("keeps headers by domain, in one spelling, later ones winning", () => {
+    const rules = {
+      "*.Example.com": [
+        { transform: { headers: { "X-A": "1" } } },
+        { transform: { headers: { "x-a": "2", "X-B": "3" } } },
+      ],
+      "api.example.com": [{ transform: { headers: { Authorization: "Bearer x" } } }, {}],
+      "nothing.test": [],
+    };
+    assert.deepEqual(policy({ rules }).transforms, [
+      { domain: "*.example.com", headers: { "x-a": "2", "x-b": "3" } },
+      { domain: "api.example.com", headers: { authorization: "Bearer x" } },
+    ]);
+    assert.equal(policy({ rules: {} }).transforms, undefined);
+    const bad = (domain: string, headers: Record<string, string>): void => {
+      assert.throws(() => policy({ rules: { [domain]: [{ transform: { headers } }] } }), { code: "INVALID_ARGUMENT" });
+    };
+    bad("1.2.3.4", { "x-a": "1" });
+    for (const name of ["Host", "content-length", "Transfer-Encoding", "connection", "a b", "", "x:y"])
+      bad("a.test", { [name]: "1" });
+    for (const value of ["a\r\nb", "a\nb", "a\0", "x".repeat(9000), "${e2b.secrets.x}"])
+      bad("a.test", { "x-a": value });
+    assert.throws(
+      () =>
+        policy({
+          rules: {
+            "a.test": [{ transform: { headers: { a: "1" } } }],
+            "A.test": [{ transform: { headers: { a: "1" } } }],
+          },
+        }),
+      /twice/,
+    );
+  });
+
   test("has an end", () => {
     const list = Array.from({ length: MAX_EGRESS_ENTRIES + 1 }, () => "1.1.1.1");
     assert.throws(() => policy({ allowOut: list }), { code: "INVALID_ARGUMENT", message: /1000/ });

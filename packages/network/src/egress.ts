@@ -1,7 +1,7 @@
 import { domainToASCII } from "node:url";
 import { AenvError } from "@aenv/base";
-import { type Cidr, covers, formatCidr, mergeCidrs, parseCidr, subtractCidrs } from "./address.ts";
-import type { EgressPolicy } from "./types.ts";
+import { type Cidr, covers, formatCidr, formatIp, mergeCidrs, parseCidr, parseIp, subtractCidrs } from "./address.ts";
+import type { EgressPolicy, HostTransform, SocksProxy } from "./types.ts";
 
 /** What the owner of a sandbox says about its egress: the fields of the API as they are. */
 export interface EgressRules {
@@ -11,6 +11,20 @@ export interface EgressRules {
   allowOut?: readonly string[];
   /** Addresses and CIDRs. */
   denyOut?: readonly string[];
+  /** By domain or `*.domain`: headers that requests over HTTPS get. */
+  rules?: Readonly<Record<string, readonly TransformRule[]>> | null;
+  /** SOCKS5, `host:port`. */
+  egressProxy?: ProxyRule | null;
+}
+
+export interface TransformRule {
+  transform?: { headers?: Readonly<Record<string, string>> };
+}
+
+export interface ProxyRule {
+  address: string;
+  username?: string | null;
+  password?: string | null;
 }
 
 /** Of each list: a policy is rewritten as a whole at each change. */
@@ -54,11 +68,14 @@ export function egressPolicy(rules: EgressRules): EgressPolicy {
     throw new AenvError("INVALID_ARGUMENT", "network.allowOut names domains, but everything else is allowed as well", {
       hint: 'Add "0.0.0.0/0" to denyOut (allTraffic in the SDKs), or set allow_internet_access to false.',
     });
+  const transforms = parseTransforms(rules.rules ?? {});
   return {
     allowInternet: !closed,
     allow: mergeCidrs(allow).map(formatCidr),
     deny: closed ? [] : mergeCidrs(deny).map(formatCidr),
     domains: [...domains].sort(),
+    ...(transforms.length > 0 ? { transforms } : {}),
+    ...(rules.egressProxy ? { proxy: parseProxy(rules.egressProxy) } : {}),
   };
 }
 
@@ -84,14 +101,9 @@ function asCidr(list: string, entry: string): Cidr | undefined {
 }
 
 /** In lower case and ASCII, without a final dot; `*.` may stand in front. */
-export function parseDomain(text: string): string {
+export function parseDomain(text: string, list = "allowOut"): string {
   const fail = (why: string): never => {
-    throw wrong(
-      "allowOut",
-      text,
-      why,
-      "Write a domain as example.com or *.example.com, without scheme, port and path.",
-    );
+    throw wrong(list, text, why, "Write a domain as example.com or *.example.com, without scheme, port and path.");
   };
   const wild = text.startsWith("*.");
   const given = (wild ? text.slice(2) : text).replace(/\.$/, "");
@@ -105,6 +117,72 @@ export function parseDomain(text: string): string {
   return wild ? `*.${name}` : name;
 }
 
+/** Of a user name or password (RFC 1929). */
+const MAX_LOGIN_BYTES = 255;
+
+function parseProxy({ address, username, password }: ProxyRule): SocksProxy {
+  const fail = (why: string): never => {
+    throw wrong(
+      "egressProxy.address",
+      address,
+      why,
+      "Write it as proxy.example.com:1080; the proxy must speak SOCKS5.",
+    );
+  };
+  const [, host = "", digits = ""] =
+    /^(?:socks5h?:\/\/)?([^:@/\s]+):(\d{1,5})$/i.exec(address) ?? fail("is not HOST:PORT");
+  const port = Number(digits);
+  if (port < 1 || port > 65_535) fail("has no port from 1 to 65535");
+  const name = /^[\d.]+$/.test(host) ? formatIp(parseIp(host)) : parseDomain(host, "egressProxy.address");
+  if (name.startsWith("*.")) fail("is not a host");
+  const login = { ...(username ? { username } : {}), ...(password ? { password } : {}) };
+  if (password && !username)
+    throw new AenvError("INVALID_ARGUMENT", "network.egressProxy: a password needs a username");
+  if (Object.values(login).some((l) => Buffer.byteLength(l) > MAX_LOGIN_BYTES))
+    throw new AenvError("INVALID_ARGUMENT", "network.egressProxy: username and password have at most 255 bytes each");
+  return { host: name, port, ...login };
+}
+
+export const MAX_TRANSFORMS = 100;
+const MAX_HEADERS = 50;
+const MAX_HEADER_VALUE = 8192;
+/** They say how a message is read or where it goes, which is the gateway's business. */
+const FIXED_HEADERS = new Set(
+  "host connection keep-alive proxy-connection te trailer transfer-encoding upgrade content-length expect".split(" "),
+);
+
+function parseTransforms(rules: Readonly<Record<string, readonly TransformRule[]>>): HostTransform[] {
+  const out: HostTransform[] = [];
+  for (const [text, list] of Object.entries(rules)) {
+    const domain = parseDomain(text, "rules");
+    const headers: Record<string, string> = {};
+    for (const { transform } of list) {
+      for (const [name, value] of Object.entries(transform?.headers ?? {})) {
+        const bad = badHeader(name, value);
+        if (bad) throw wrong("rules", domain, `header ${JSON.stringify(name.slice(0, 80))} ${bad}`, "Correct it.");
+        headers[name.toLowerCase()] = value;
+      }
+    }
+    if (Object.keys(headers).length > MAX_HEADERS)
+      throw wrong("rules", domain, `more than ${MAX_HEADERS} headers`, "Set fewer.");
+    if (Object.keys(headers).length > 0) out.push({ domain, headers });
+  }
+  if (out.length > MAX_TRANSFORMS)
+    throw new AenvError("INVALID_ARGUMENT", `network.rules has more than ${MAX_TRANSFORMS} domains`);
+  if (new Set(out.map((t) => t.domain)).size < out.length)
+    throw new AenvError("INVALID_ARGUMENT", "network.rules names a domain twice");
+  return out.sort((a, b) => (a.domain < b.domain ? -1 : 1));
+}
+
+function badHeader(name: string, value: string): string | undefined {
+  if (!/^[!#$%&'*+.^_`|~0-9A-Za-z-]{1,256}$/.test(name)) return "is not a header's name";
+  if (FIXED_HEADERS.has(name.toLowerCase())) return "cannot be set: it says how the message is read";
+  if (value.length > MAX_HEADER_VALUE || !/^[\t\x20-\x7e\x80-\xff]*$/.test(value))
+    return "has a value that no header can have";
+  if (value.includes("${e2b.")) return "holds a placeholder: this node has neither identities nor secrets to put there";
+  return undefined;
+}
+
 /**
  * Whether a name (lower case, no final dot) is one of these domains. `*.example.com` is every name below example.com at
  * any depth, and not example.com itself.
@@ -115,6 +193,12 @@ export function domainMatches(domains: ReadonlySet<string>, name: string): boole
     if (domains.has(`*${name.slice(dot)}`)) return true;
   return false;
 }
+
+/** Whether the gateway answers the slot's questions for names. */
+export const namesAreOurs = (p: EgressPolicy): boolean => p.proxy !== undefined || (p.domains ?? []).length > 0;
+
+/** Whether some of the slot's connections go through the gateway. */
+export const needsGateway = (p: EgressPolicy): boolean => namesAreOurs(p) || (p.transforms ?? []).length > 0;
 
 /** IANA special-purpose space and the metadata addresses of clouds. */
 const DENIED = [

@@ -125,6 +125,24 @@ export async function enableForwarding(device: string, logger: Logger): Promise<
   }
 }
 
+/** Before the host's own rules of routing, but for that of local addresses. */
+const MARKED_PREFERENCE = 1000;
+
+/** Packets with this mark are for a socket of this host, whatever their destination. The table has the mark's number. */
+export async function routeMarkedHere(mark: number): Promise<void> {
+  const table = String(mark);
+  await run("ip", ["-4", "route", "replace", "local", "0.0.0.0/0", "dev", "lo", "table", table]);
+  const { stdout } = await run("ip", ["-4", "-j", "rule", "show", "fwmark", table]);
+  if ((JSON.parse(stdout || "[]") as unknown[]).length > 0) return;
+  await run("ip", ["-4", "rule", "add", "pref", String(MARKED_PREFERENCE), "fwmark", table, "lookup", table]);
+}
+
+export async function dropMarkedRoute(mark: number): Promise<void> {
+  const lines = [`rule del fwmark ${mark} lookup ${mark}`, `route flush table ${mark}`];
+  // Where there is neither, both say so.
+  await run("ip", ["-4", "-force", "-batch", "-"], { input: lines.join("\n") }).catch(() => {});
+}
+
 /** udev gives /dev/net/tun mode 0666: making a device needs CAP_NET_ADMIN, opening one's own tap does not. */
 export async function openTunToVmms(logger: Logger): Promise<void> {
   const path = "/dev/net/tun";

@@ -3,11 +3,11 @@ import { AenvError, type Logger, messageOf } from "@aenv/base";
 import { run } from "@aenv/host";
 import { formatCidr, MAX_SLOTS, parseCidr } from "./address.ts";
 import { checkNetwork, rulesInPlace } from "./doctor.ts";
-import { parseOpened } from "./egress.ts";
+import { alwaysDenied, needsGateway, parseOpened } from "./egress.ts";
 import * as host from "./host.ts";
 import { type Instance, planSlot, type SlotPlan, tableName, vethPrefix } from "./names.ts";
 import { checkOptions, findBlock } from "./options.ts";
-import { type Destinations, nodeRules, policyRules, slotRules, uplinkRules } from "./rules.ts";
+import { type Destinations, gatewayMark, nodeRules, policyRules, slotRules, uplinkRules } from "./rules.ts";
 import { makeScript, removeScript } from "./script.ts";
 import {
   DEFAULT_LIMITS,
@@ -24,8 +24,8 @@ import {
 /** Small, so that the first of many waiters does not wait for the last. */
 const BATCH = 32;
 
-/** A connection's mark has 32 bits. New slots have epoch 1. */
-const MAX_EPOCH = 2 ** 32;
+/** Half of what a connection's mark can be: the gateway's connections have the other. New slots have epoch 1. */
+const MAX_EPOCH = 2 ** 31;
 
 /** All slots together take at most this share of the root netns' connection table. */
 const CONNTRACK_SHARE = 0.5;
@@ -35,6 +35,11 @@ interface Entry {
   state: SlotState;
   /** The object that the present owner holds: a slot of an earlier owner is not accepted back. */
   slot?: Slot;
+  /**
+   * What the gateway holds of it, from the first policy that needs one until the slot's end: connections go on there
+   * under later ones. After a restart of the server nobody here knows.
+   */
+  gated?: EgressPolicy | "unknown" | undefined;
   /** The latest change of its policy, settled or not. */
   change?: Promise<void>;
   /** Settles release(). */
@@ -106,6 +111,13 @@ export class Network {
 
   async #start(): Promise<void> {
     await host.openTunToVmms(this.#logger);
+    const { gateway } = this.#options;
+    if (gateway) {
+      const { open, block, deny, dns } = this.#destinations;
+      const denied = alwaysDenied(open, [block, ...deny]).map(formatCidr);
+      await gateway.configure({ denied, dns });
+      await host.routeMarkedHere(gatewayMark(this.#instance.id));
+    }
     this.#uplinks = await this.#findUplinks();
     await this.#installRules();
     for (const device of [...this.#uplinks, ...(await this.#devicesToOpened())])
@@ -121,6 +133,7 @@ export class Network {
       ...this.#destinations,
       uplinks: this.#uplinks,
       flowsPerSlot: Math.min(this.#limits.connections, Math.max(64, flows)),
+      ...(this.#options.gateway ? { gateway: this.#options.gateway.place } : {}),
     });
     await run("nft", ["-f", "-"], { input: rules });
   }
@@ -208,9 +221,24 @@ export class Network {
     entry.state = "resetting";
     return new Promise((resolve, reject) => {
       entry.released = { resolve, reject };
-      this.#dirty.push(entry);
-      this.#kick();
+      const ready = (): void => {
+        this.#dirty.push(entry);
+        this.#kick();
+      };
+      if (entry.change || entry.gated) void this.#forget(entry).then(ready);
+      else ready();
     });
+  }
+
+  /** The gateway lets nothing of the slot through any more. One that does not answer has no connections either. */
+  async #forget(entry: Entry): Promise<void> {
+    await entry.change;
+    delete entry.change;
+    if (!entry.gated) return;
+    delete entry.gated;
+    await this.#options.gateway
+      ?.setPolicy(entry.plan.hostIp, undefined)
+      .catch((e: unknown) => this.#logger.warn({ error: messageOf(e) }, "the gateway was not told of a slot's end"));
   }
 
   /** Claims slots of an earlier run. Those that the kernel no longer has are not in the answer. */
@@ -218,8 +246,10 @@ export class Network {
     const out: Slot[] = [];
     for (const index of indexes) {
       const entry = this.#entries.get(index);
-      if (entry?.state === "unclaimed") out.push(this.#give(entry));
-      else if (entry) throw new AenvError("CONFLICT", `network slot ${index} is already ${entry.state}`);
+      if (entry?.state === "unclaimed") {
+        entry.gated = "unknown";
+        out.push(this.#give(entry));
+      } else if (entry) throw new AenvError("CONFLICT", `network slot ${index} is already ${entry.state}`);
     }
     return out;
   }
@@ -232,12 +262,26 @@ export class Network {
     const entry = this.#entries.get(slot.index);
     const notOurs = new AenvError("CONFLICT", `network slot ${slot.index} is not in this owner's hands`);
     if (entry?.state !== "used" || entry.slot !== slot) return Promise.reject(notOurs);
-    if ((policy.domains ?? []).length > 0)
-      return Promise.reject(new AenvError("INVALID_ARGUMENT", "this node does not filter egress by domain"));
-    const rules = policyRules(this.#instance.id, policy, randomInt(2, MAX_EPOCH));
+    const { gateway } = this.#options;
+    if (needsGateway(policy) && !gateway)
+      return Promise.reject(
+        new AenvError("INVALID_ARGUMENT", "this node has no egress gateway: no domains, proxy or transforms"),
+      );
+    const dns = gateway && { ip: entry.plan.hostSide, port: gateway.place.dnsPort };
+    const rules = policyRules(this.#instance.id, policy, randomInt(2, MAX_EPOCH), dns);
     const change = (entry.change ?? Promise.resolve()).then(async () => {
       if (entry.slot !== slot) throw notOurs;
-      await run("nsenter", [`--net=/run/netns/${slot.netns}`, "nft", "-f", "-"], { input: rules });
+      const before = entry.gated;
+      const there = gateway && (before !== undefined || needsGateway(policy)) ? gateway : undefined;
+      await there?.setPolicy(slot.hostIp, policy);
+      if (there) entry.gated = policy;
+      try {
+        await run("nsenter", [`--net=/run/netns/${slot.netns}`, "nft", "-f", "-"], { input: rules });
+      } catch (e) {
+        entry.gated = before;
+        if (before !== "unknown") await there?.setPolicy(slot.hostIp, before);
+        throw e;
+      }
     });
     entry.change = change.catch(() => {});
     return change;
@@ -245,6 +289,8 @@ export class Network {
 
   /** Removes every slot of this instance that is neither owned nor in the pool. */
   async sweep(): Promise<SweepReport> {
+    const owned = [...this.#entries.values()].filter((e) => e.state === "used");
+    await this.#options.gateway?.retain(owned.map((e) => e.plan.hostIp));
     for (const index of await host.inventory(this.#instance.id)) {
       if (!this.#entries.has(index))
         this.#entries.set(index, { plan: planSlot(this.#instance, index), state: "unclaimed" });
@@ -310,6 +356,7 @@ export class Network {
       throw new AenvError("INTERNAL", `network slots are still there: ${failed.map((f) => f.index).join(", ")}`);
     const table = `table inet ${tableName(this.#instance.id)}`;
     await run("nft", ["-f", "-"], { input: `${table}\ndelete ${table}\n` });
+    await host.dropMarkedRoute(gatewayMark(this.#instance.id));
     await host.removeLock(this.#instance.id);
   }
 

@@ -1,5 +1,5 @@
 import { type Cidr, formatCidr, mergeCidrs, parseCidr } from "./address.ts";
-import { alwaysDenied } from "./egress.ts";
+import { alwaysDenied, namesAreOurs } from "./egress.ts";
 import { type SlotPlan, tableName, vethPrefix } from "./names.ts";
 import { type EgressPolicy, type GuestLimits, OPEN_POLICY } from "./types.ts";
 
@@ -27,7 +27,29 @@ export interface NodeRules {
   open: readonly Cidr[];
   /** Most tracked connections per slot in the root netns. */
   flowsPerSlot: number;
+  gateway?: GatewayPlace;
 }
+
+/** Where the egress gateway listens in the root netns. */
+export interface GatewayPlace {
+  /** Transparent TCP listener at 127.0.0.1. */
+  tcpPort: number;
+  /** DNS over UDP and TCP, at every address. */
+  dnsPort: number;
+  /** It runs as this user, which may reach no more than guests. */
+  uid: number;
+}
+
+/**
+ * How a slot tells the root netns which packets are for the gateway: a mark does not cross the veth. A guest that sets it
+ * itself gets to the gateway too, which knows what it may.
+ */
+const GATED_DSCP = 43;
+/** Mark of a slot's connections that go through the gateway. Epochs are smaller. */
+const GATED_MARK = 0x80000000;
+
+/** Mark and routing table, in the root netns, of what the gateway gets. */
+export const gatewayMark = (instance: string): number => 0x0ae10000 + Number.parseInt(instance, 16);
 
 const elements = (list: readonly string[]): string =>
   list.length > 0 ? `\n    elements = { ${list.join(", ")} }` : "";
@@ -55,6 +77,14 @@ const replaceTable = (family: string, name: string, body: string): string =>
 export function nodeRules(n: NodeRules): string {
   const veth = `"${vethPrefix(n.instance)}*"`;
   const block = formatCidr(n.block);
+  const gw = n.gateway;
+  const mark = gatewayMark(n.instance);
+  const toGateway = gw
+    ? `
+    meta mark ${mark} meta l4proto tcp accept
+    fib daddr . iif type local udp dport ${gw.dnsPort} accept
+    fib daddr . iif type local tcp dport ${gw.dnsPort} accept`
+    : "";
   return replaceTable(
     "inet",
     tableName(n.instance),
@@ -90,7 +120,7 @@ export function nodeRules(n: NodeRules): string {
   }
   chain to_host {
     ct state established ct direction reply accept
-    ct state related meta l4proto icmp accept
+    ct state related meta l4proto icmp accept${toGateway}
     ip daddr @dns meta l4proto { tcp, udp } th dport 53 accept
     counter drop
   }
@@ -121,8 +151,32 @@ export function nodeRules(n: NodeRules): string {
   chain nat_out {
     type nat hook postrouting priority srcnat; policy accept;
     ip saddr ${block} oifname != ${veth} masquerade
-  }`,
+  }${gw ? gatewayChains(gw, veth, mark) : ""}`,
   );
+}
+
+/** What is for the gateway never goes on without it, and the gateway gets no further than guests do. */
+function gatewayChains(gw: GatewayPlace, veth: string, mark: number): string {
+  return `
+  chain gate {
+    type filter hook prerouting priority mangle; policy accept;
+    iifname ${veth} meta l4proto tcp ip dscp ${GATED_DSCP} jump to_gateway
+  }
+  chain to_gateway {
+    meta l4proto tcp tproxy ip to 127.0.0.1:${gw.tcpPort} meta mark set ${mark} accept
+    counter reject with tcp reset
+  }
+  chain gateway {
+    type filter hook output priority filter - 10; policy accept;
+    meta skuid ${gw.uid} jump from_gateway
+  }
+  chain from_gateway {
+    ct direction reply accept
+    meta nfproto != ipv4 counter reject
+    ip daddr @dns meta l4proto { tcp, udp } th dport 53 accept
+    ip daddr @denied counter reject
+    fib daddr type != unicast counter reject
+  }`;
 }
 
 /** Replaces the devices that lead to the internet, for `nft -f` in the root netns. */
@@ -179,6 +233,7 @@ export function slotRules(instance: string, slot: SlotPlan, node: Destinations, 
   chain to_guest {
     type nat hook prerouting priority dstnat; policy accept;
     iifname "up0" ip saddr ${slot.hostSide} ip daddr ${slot.hostIp} dnat ip to ${GUEST_IP}
+    iifname "tap0" jump questions
   }
   chain to_src {
     type nat hook postrouting priority srcnat; policy accept;
@@ -213,20 +268,32 @@ ${POLICY_CHAINS.map((c) => `  chain ${c} {\n  }`).join("\n")}`,
 }
 
 /** What a policy rewrites. */
-const POLICY_CHAINS = ["judged", "pass", "sandbox"] as const;
+const POLICY_CHAINS = ["questions", "judged", "through", "gate", "pass", "reach", "sandbox"] as const;
+
+/** Where a slot's questions to resolvers go instead: to the gateway. */
+export interface DnsPlace {
+  ip: string;
+  port: number;
+}
 
 /**
  * Replaces a slot's policy in one transaction, for `nft -f` in its netns. `epoch` marks the connections that this policy
  * lets pass and must differ from that of every policy before: connections with another mark are judged anew at their
- * next packet in either direction, so that what is denied now is cut at once and what is allowed goes on.
+ * next packet in either direction, so that what is denied now is cut at once and what is allowed goes on. Those that
+ * go through the gateway stay there: it judges them. `dns` is for policies that need the gateway.
  */
-export function policyRules(instance: string, policy: EgressPolicy, epoch: number): string {
+export function policyRules(instance: string, policy: EgressPolicy, epoch: number, dns?: DnsPlace): string {
   const table = `inet ${tableName(instance)}`;
   const fill = (set: string, list: readonly string[]): string =>
     `flush set ${table} ${set}\n${list.length > 0 ? `add element ${table} ${set} { ${list.join(", ")} }\n` : ""}`;
-  const chains = {
-    judged: [`ct mark ${epoch} accept`, "jump sandbox"],
+  const chains: Record<(typeof POLICY_CHAINS)[number], string[]> = {
+    questions:
+      dns && namesAreOurs(policy) ? ["udp", "tcp"].map((l4) => `${l4} dport 53 dnat ip to ${dns.ip}:${dns.port}`) : [],
+    judged: [`ct mark ${GATED_MARK} goto through`, `ct mark ${epoch} accept`, "jump sandbox"],
+    through: [`ip dscp set ${GATED_DSCP} accept`],
+    gate: [`ct state new ct mark set ${GATED_MARK} goto through`, ...refuse("")],
     pass: [`ct mark set ${epoch} accept`],
+    reach: reachLines(policy),
     sandbox: policyLines(policy),
   };
   return [
@@ -240,20 +307,39 @@ export function policyRules(instance: string, policy: EgressPolicy, epoch: numbe
 const cidrs = (list: readonly string[] | undefined): string[] =>
   mergeCidrs((list ?? []).map(parseCidr)).map(formatCidr);
 
+const refuse = (what: string): string[] => [
+  `${what}ct state established meta l4proto tcp counter reject with tcp reset`,
+  // A program in the guest learns at once that it may not, instead of waiting for its own timeout.
+  `${what}counter reject with icmp type admin-prohibited`,
+];
+
 /** A connection is judged by where its guest sent it, whichever way the packet at hand goes. */
 function policyLines(policy: EgressPolicy): string[] {
-  const refuse = (what: string): string[] => [
-    `${what}ct state established meta l4proto tcp counter reject with tcp reset`,
-    // A program in the guest learns at once that it may not, instead of waiting for its own timeout.
-    `${what}counter reject with icmp type admin-prohibited`,
-  ];
-  if (!policy.allowInternet) return ["ct original ip daddr @allowed jump pass", ...refuse("")];
+  // Questions that went to the gateway; none new ones do where it does not answer.
+  const questions = namesAreOurs(policy) ? ["ct status dnat jump pass"] : refuse("ct status dnat ");
+  const allowed = "ct original ip daddr @allowed jump reach";
+  if (!policy.allowInternet) {
+    const byName = (policy.domains ?? []).length > 0 ? ["meta l4proto tcp jump gate"] : [];
+    return [...questions, allowed, ...byName, ...refuse("")];
+  }
+  // One protocol each: nft cannot read back what it prints for a port of either.
+  const resolvers = ["tcp", "udp"].map(
+    (l4) => `ct original ip daddr @dns meta l4proto ${l4} ct original proto-dst 53 jump pass`,
+  );
   return [
-    // One protocol each: nft cannot read back what it prints for a port of either.
-    "ct original ip daddr @dns meta l4proto tcp ct original proto-dst 53 jump pass",
-    "ct original ip daddr @dns meta l4proto udp ct original proto-dst 53 jump pass",
-    "ct original ip daddr @allowed jump pass",
+    ...questions,
+    ...(namesAreOurs(policy) ? [] : resolvers),
+    allowed,
     ...refuse("ct original ip daddr @refused "),
-    "jump pass",
+    "jump reach",
   ];
+}
+
+/** How what is allowed by its address gets there. */
+function reachLines(policy: EgressPolicy): string[] {
+  // Nothing that a proxy cannot carry leaves past it.
+  if (policy.proxy) return ["meta l4proto tcp jump gate", ...refuse("")];
+  if ((policy.transforms ?? []).length > 0)
+    return ["meta l4proto tcp ct original proto-dst 443 jump gate", "jump pass"];
+  return ["jump pass"];
 }

@@ -43,6 +43,8 @@ export interface NetworkOptions {
   limits?: Partial<GuestLimits>;
   /** More CIDRs that no guest may reach (say, the public address of a host behind 1:1 NAT). */
   deny?: readonly string[];
+  /** Without one there are no rules by domain, no transforms and no proxy. */
+  gateway?: Gateway;
   /** Private ranges that guests may reach as if they were the internet: the operator's choice, which no sandbox can make. */
   open?: readonly string[];
 }
@@ -58,6 +60,36 @@ export interface EgressPolicy {
   deny?: readonly string[];
   /** Names that it may reach over HTTP and TLS where `allowInternet` is false: `example.com`, `*.example.com`. */
   domains?: readonly string[];
+  /** Everything that it reaches over TCP it reaches through this SOCKS5 proxy; nothing else leaves but questions for names. */
+  proxy?: SocksProxy;
+  /** What is done to requests over HTTPS, port 443; at most one row a name. */
+  transforms?: readonly HostTransform[];
+}
+
+export interface SocksProxy {
+  /** A name or an IPv4 address. */
+  host: string;
+  port: number;
+  username?: string;
+  password?: string;
+}
+
+export interface HostTransform {
+  /** `example.com` or `*.example.com`. */
+  domain: string;
+  /** Set in every request, whatever the guest sent under these names. */
+  headers: Readonly<Record<string, string>>;
+}
+
+/** The node's egress gateway as the network needs it. Slots are named by their `hostIp`. */
+export interface Gateway {
+  readonly place: { tcpPort: number; dnsPort: number; uid: number };
+  /** What no guest may reach, and the resolvers. */
+  configure(options: { denied: readonly string[]; dns: readonly string[] }): Promise<void>;
+  /** Holds when it resolves: connections that the policy denies are cut. `undefined`: nothing of this slot is let through. */
+  setPolicy(hostIp: string, policy: EgressPolicy | undefined): Promise<void>;
+  /** Forgets every slot but these. */
+  retain(hostIps: readonly string[]): Promise<void>;
 }
 
 export const OPEN_POLICY: EgressPolicy = { allowInternet: true };

@@ -15,6 +15,9 @@ const say = (o: object): boolean => process.stdout.write(`${JSON.stringify(o)}\n
 /** The latest connection to each host and port. */
 const open = new Map<string, Socket>();
 
+/** Why a connection ended; a reset may come before anybody asks. */
+const ends = new WeakMap<Socket, string>();
+
 /** How to reach the latest peer of each UDP listener. */
 const push = new Map<string, (done: () => void) => void>();
 
@@ -40,10 +43,13 @@ function obey({ id, op, host, port }: Command): void {
     const s = connect({ host, port });
     open.set(`${host}:${port}`, s);
     s.once("data", (d) => say({ id, text: d.toString().trim() }));
-    s.on("error", fail);
+    s.on("error", (e: NodeJS.ErrnoException) => {
+      ends.set(s, e.code ?? e.message);
+      fail(e);
+    });
   } else if (op === "echo") {
     const s = open.get(`${host}:${port}`);
-    if (!s || s.destroyed) return void say({ id, error: "closed" });
+    if (!s || s.destroyed) return void say({ id, error: (s && ends.get(s)) ?? "closed" });
     const onData = (d: Buffer): void => {
       s.off("error", onError);
       say({ id, text: d.toString().trim() });

@@ -37,7 +37,7 @@ export async function tracked(netns?: string): Promise<number> {
 }
 
 /** Collects items and lets tests wait for one. */
-class Journal<T> {
+export class Journal<T> {
   readonly all: T[] = [];
   readonly #waiting = new Set<() => void>();
 
