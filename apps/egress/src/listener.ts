@@ -52,9 +52,8 @@ const LISTEN = `
 export function reenter(tcpPort: number): void {
   if (process.env[MARK] === "1") return;
   const again = [process.execPath, ...process.execArgv, ...process.argv.slice(1)];
-  const { execve } = process;
-  if (!execve) throw new Error("this Node has no process.execve");
   const env: Record<string, string> = { [MARK]: "1" };
   for (const [name, value] of Object.entries(process.env)) if (value !== undefined) env[name] ??= value;
-  execve("/usr/bin/perl", ["perl", "-e", LISTEN, String(tcpPort), ...again], env);
+  process.execve?.("/usr/bin/perl", ["perl", "-e", LISTEN, String(tcpPort), ...again], env);
+  throw new Error("this Node has no process.execve");
 }

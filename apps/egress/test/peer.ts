@@ -4,7 +4,7 @@ import { Resolver } from "node:dns/promises";
 import { connect, createServer, type Socket } from "node:net";
 import { createInterface } from "node:readline";
 import { messageOf } from "@aenv/base";
-import { answer, parseQuestion, RCODE, TYPE_A } from "../../../packages/egress/src/dns.ts";
+import { answer, parseQuestion, RCODE, TYPE_A } from "@aenv/egress/testing";
 
 interface Command {
   id: number;

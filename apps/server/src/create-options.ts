@@ -38,13 +38,22 @@ function refuseEgress(prefix: string, egress: Egress, features: Features): void 
     if (!features.egressRules && (egress[name] ?? []).length > 0)
       throw lacking(`${prefix}${name}`, "Leave it out: this version has no network rules.");
   }
+  if (egress.egressProxy && !features.egressRules) throw lacking(`${prefix}egressProxy`, "Set a proxy by envVars.");
   if (Object.keys(egress.rules ?? {}).length > 0) throw lacking(`${prefix}rules`, "Leave it out.");
-  if (egress.egressProxy) throw lacking(`${prefix}egressProxy`, "Set a proxy by envVars.");
 }
 
-const rulesOf = ({ allowOut, denyOut }: Egress): NetworkRules => ({
+const rulesOf = ({ allowOut, denyOut, egressProxy }: Egress): NetworkRules => ({
   ...(allowOut?.length ? { allowOut } : {}),
   ...(denyOut?.length ? { denyOut } : {}),
+  ...(egressProxy
+    ? {
+        egressProxy: {
+          address: egressProxy.address,
+          username: egressProxy.username ?? null,
+          password: egressProxy.password ?? null,
+        },
+      }
+    : {}),
 });
 
 /** From a checked body of PUT /sandboxes/{id}/network. */

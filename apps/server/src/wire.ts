@@ -91,11 +91,20 @@ export function detailOf(v: SandboxView, domain: string): SandboxDetail {
 
 /** Only what was asked for: absent means the defaults. */
 function networkOf({ network, trafficAccessToken }: SandboxView): Pick<SandboxDetail, "network"> {
-  const { allowOut, denyOut } = network;
+  const { allowOut, denyOut, egressProxy } = network;
   const found = {
     ...(trafficAccessToken === undefined ? {} : { allowPublicTraffic: false }),
     ...(allowOut ? { allowOut: [...allowOut] } : {}),
     ...(denyOut ? { denyOut: [...denyOut] } : {}),
+    // Never its password.
+    ...(egressProxy
+      ? {
+          egressProxy: {
+            address: egressProxy.address,
+            ...(egressProxy.username ? { username: egressProxy.username } : {}),
+          },
+        }
+      : {}),
   };
   return Object.keys(found).length > 0 ? { network: found } : {};
 }

@@ -5,6 +5,7 @@ import { join } from "node:path";
 import { AenvError, type Logger, messageOf, mib, type SandboxId, systemClock, TaskGroup } from "@aenv/base";
 import { BlockdClient } from "@aenv/block";
 import type { Check, DoctorReport } from "@aenv/contract";
+import { GatewayClient } from "@aenv/egress";
 import { damageOf, Engine, type Route } from "@aenv/engine";
 import { GuestClient } from "@aenv/guest";
 import { Cgroups, guestResolvers } from "@aenv/host";
@@ -68,7 +69,8 @@ export async function openNode(config: ServerConfig, logger: Logger, signal: Abo
   const probe = await driver.probe(signal);
   logger.info({ ...probe }, "acceleration chosen");
 
-  const network = undo.adopt(await openNetwork(config, state, logger), (n) => n.close());
+  const gateway = undo.adopt(await GatewayClient.open(join(runRoot, "egress.sock"), logger), (g) => g.close());
+  const network = undo.adopt(await openNetwork(config, state, logger, gateway), (n) => n.close());
   const timings = new Timings();
   const engine = undo.use(
     await Engine.open({
@@ -122,7 +124,7 @@ async function makeFolders({ home, runRoot }: ServerConfig): Promise<void> {
     await mkdir(dir, { recursive: true, mode: 0o711 });
 }
 
-function makeDaemons({ home, runRoot }: ServerConfig, logger: Logger): Daemon[] {
+function makeDaemons({ home, runRoot, uidBase }: ServerConfig, logger: Logger): Daemon[] {
   // The compiled output of our modules is cached: without it every daemon carries a compiler of 30 MB.
   const env = {
     PATH: process.env["PATH"] ?? "/usr/sbin:/usr/bin:/sbin:/bin",
@@ -135,7 +137,11 @@ function makeDaemons({ home, runRoot }: ServerConfig, logger: Logger): Daemon[] 
     const socket = join(runRoot, `${name}.sock`);
     return new Daemon({ name, main: appMain(name), socket, args: [...args, "--log", log], log, env }, logger);
   };
-  return [daemon("blockd", ["--state", join(home, "blockd")]), daemon("vmd", [])];
+  return [
+    daemon("blockd", ["--state", join(home, "blockd")]),
+    daemon("vmd", []),
+    daemon("egress", ["--state", join(home, "egress"), "--uid", String(uidBase - 1)]),
+  ];
 }
 
 async function openDriver(
@@ -173,8 +179,13 @@ export async function networkOptions(config: ServerConfig, state: State, logger:
   };
 }
 
-async function openNetwork(config: ServerConfig, state: State, logger: Logger): Promise<Network> {
-  const network = await Network.open(await networkOptions(config, state, logger));
+async function openNetwork(
+  config: ServerConfig,
+  state: State,
+  logger: Logger,
+  gateway: GatewayClient,
+): Promise<Network> {
+  const network = await Network.open({ ...(await networkOptions(config, state, logger)), gateway });
   if (state.setting(SETTING_BLOCK, () => "") !== network.block) state.putSetting(SETTING_BLOCK, network.block);
   return network;
 }

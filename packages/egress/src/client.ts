@@ -64,7 +64,7 @@ export class GatewayClient implements Gateway {
 
   async retain(hostIps: readonly string[]): Promise<void> {
     const kept = new Set(hostIps);
-    for (const ip of [...this.#policies.keys()]) if (!kept.has(ip)) this.#policies.delete(ip);
+    for (const ip of this.#policies.keys()) if (!kept.has(ip)) this.#policies.delete(ip);
     await this.#tell({ op: "retain", guests: [...hostIps] });
   }
 

@@ -11,7 +11,6 @@ export interface Question {
 }
 
 export const TYPE_A = 1;
-export const TYPE_AAAA = 28;
 export const RCODE = { ok: 0, formErr: 1, servFail: 2, nxDomain: 3, notImp: 4, refused: 5 } as const;
 export type Rcode = (typeof RCODE)[keyof typeof RCODE];
 

@@ -82,7 +82,7 @@ export class EgressGateway {
 
   retain(addresses: readonly string[]): void {
     const kept = new Set(addresses);
-    for (const address of [...this.#guests.keys()]) if (!kept.has(address)) this.setPolicy(address, undefined);
+    for (const address of this.#guests.keys()) if (!kept.has(address)) this.setPolicy(address, undefined);
   }
 
   stats(): { guests: number; connections: number } {

@@ -1,5 +1,6 @@
 /** What the engine shows to the API, the edge and the tools. Times are milliseconds since the epoch. */
 import type { AenvError, Bytes, LayerId, RunId, SandboxId, SnapshotId, TemplateId } from "@aenv/base";
+import type { ProxyRule } from "@aenv/network";
 import type { RunPurpose, SandboxState, SnapshotCause } from "@aenv/state";
 import type { Machine } from "@aenv/vmm";
 
@@ -40,6 +41,8 @@ export interface SandboxView {
 export interface NetworkRules {
   allowOut?: readonly string[];
   denyOut?: readonly string[];
+  /** SOCKS5: everything over TCP goes through it, and nothing else leaves. */
+  egressProxy?: ProxyRule | null;
 }
 
 /** All that decides what a sandbox may reach. */

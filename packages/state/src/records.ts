@@ -102,6 +102,7 @@ export interface TemplateRecord {
 export interface NetworkRecord {
   allowOut?: string[];
   denyOut?: string[];
+  egressProxy?: { address: string; username?: string | null; password?: string | null };
 }
 
 export interface SandboxRecord {

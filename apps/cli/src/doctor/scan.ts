@@ -15,7 +15,7 @@ export interface HostThing {
   /** The VM run in its name. */
   run: string | undefined;
   /** A server, blockd or vmd, by which a node counts as alive. */
-  daemon?: "server" | "blockd" | "vmd";
+  daemon?: "server" | "blockd" | "vmd" | "egress";
   detail: string;
 }
 
@@ -27,7 +27,7 @@ export interface Scan {
 
 const INSTANCE = /aenv-([0-9a-f]{4})(?![0-9a-z])/;
 const RUN = /(?<![a-z0-9])(r[a-z0-9]{12})(?![a-z0-9])/;
-const DAEMON = /apps\/(server|blockd|vmd)\/src\/main\.ts$/;
+const DAEMON = /apps\/(server|blockd|vmd|egress)\/src\/main\.ts$/;
 
 /** Looks at everything itself and believes no record. `root` is another root folder in tests. */
 export async function scanHost(options: { home: string; instance: string | undefined; root?: string }): Promise<Scan> {

@@ -128,8 +128,9 @@ test("egress rules are passed on, shown as they were given, and replaced as a wh
   assert.deepEqual(await detail(), [null, undefined]);
   for (const wrong of [{ allowOut: "1.1.1.1" }, { denyOut: [1] }, { allow_internet_access: "no" }, { rules: [] }])
     errorOf(await put(wrong, 400), 400, "INVALID_ARGUMENT");
-  for (const lacking of [{ rules: { "a.example": [] } }, { egressProxy: { address: "127.0.0.1:1080" } }])
-    errorOf(await put(lacking, 400), 400, "INVALID_ARGUMENT");
+  await put({ egressProxy: { address: "proxy.example.com:1080", username: "me", password: "secret" } });
+  assert.deepEqual(await detail(), [null, { egressProxy: { address: "proxy.example.com:1080", username: "me" } }]);
+  errorOf(await put({ rules: { "a.example": [] } }, 400), 400, "INVALID_ARGUMENT");
   errorOf(await send(server, "PUT", `/sandboxes/${UNKNOWN}/network`, { body: {} }), 404, "NOT_FOUND");
 });
 

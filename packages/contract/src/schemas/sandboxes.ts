@@ -35,11 +35,18 @@ const egress = {
     .array(z.string())
     .nullish()
     .describe(
-      "IPv4 addresses and CIDRs, and where everything else is denied also domains and *.domains (ports 80 and 443). Wins over denyOut.",
+      "IPv4 addresses and CIDRs, and where everything else is denied also domains and *.domains, checked by the name in TLS and HTTP. Wins over denyOut.",
     ),
   denyOut: z.array(z.string()).nullish().describe("IPv4 addresses and CIDRs; 0.0.0.0/0 is everything."),
   rules: z.record(z.string(), z.unknown()).nullish(),
-  egressProxy: z.unknown().nullish(),
+  egressProxy: z
+    .looseObject({
+      address: z.string().describe("host:port of a SOCKS5 proxy."),
+      username: z.string().nullish(),
+      password: z.string().nullish(),
+    })
+    .nullish()
+    .describe("Everything over TCP goes through it, and nothing else leaves the sandbox but questions for names."),
 };
 
 /** Replaces all of them: what is left out is cleared. */
@@ -136,6 +143,7 @@ export const SandboxDetail = ListedSandbox.extend({
       allowPublicTraffic: z.boolean().optional(),
       allowOut: z.array(z.string()).optional(),
       denyOut: z.array(z.string()).optional(),
+      egressProxy: z.looseObject({ address: z.string(), username: z.string().optional() }).optional(),
     })
     .optional(),
   lifecycle: z
