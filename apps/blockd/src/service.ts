@@ -105,12 +105,12 @@ export class BlockService {
         const nextUpper = upperFiles(record.spec.upperDir, generation);
         sealed = await worker.call("seal", { disk, target, nextUpper });
       } catch (e) {
-        this.#records.put(record);
+        this.#note(record);
         throw e;
       }
       this.#layers.pushed(record.layers, target, sealed);
       open.record = { ...record, layers: [...record.layers, target], generation };
-      this.#records.put(open.record);
+      this.#note(open.record);
       await worker.call("thaw", { disk });
       return { ...target, bytes: sealed.bytes, extents: sealed.extents };
     });
@@ -142,6 +142,18 @@ export class BlockService {
     await Promise.all(this.#workers.map((w) => w.end()));
   }
 
+  /** The record before it says enough for the next start to find out the same: a full disk must not stop a guest's. */
+  #note(record: DiskRecord): void {
+    try {
+      this.#records.put(record);
+    } catch (e) {
+      this.#options.logger.warn(
+        { disk: record.spec.disk, error: messageOf(e) },
+        "disk record was not brought up to date",
+      );
+    }
+  }
+
   async #open(record: DiskRecord): Promise<void> {
     const { spec, layers, generation } = record;
     const stack = this.#layers.acquire(layers);
@@ -168,7 +180,7 @@ export class BlockService {
       throw e;
     }
     const ready = { ...record, creating: false };
-    this.#records.put(ready);
+    this.#note(ready);
     this.#disks.set(spec.disk, { record: ready, worker });
   }
 }

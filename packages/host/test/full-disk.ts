@@ -1,5 +1,15 @@
 /** For tests of other packages. */
-import { closeSync, mkdtempSync, openSync, readdirSync, rmSync, statfsSync, truncateSync, writeSync } from "node:fs";
+import {
+  chmodSync,
+  closeSync,
+  mkdtempSync,
+  openSync,
+  readdirSync,
+  rmSync,
+  statfsSync,
+  truncateSync,
+  writeSync,
+} from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { run } from "../src/run.ts";
@@ -21,6 +31,8 @@ export class FullableDisk implements AsyncDisposable {
 
   static async make(mib: number): Promise<FullableDisk> {
     const disk = new FullableDisk(mkdtempSync(join(tmpdir(), "aenv-disk-")));
+    // Whoever VMMs run as passes through.
+    chmodSync(disk.#dir, 0o711);
     await run("mkdir", [disk.path]);
     closeSync(openSync(disk.#image, "w"));
     truncateSync(disk.#image, mib * MIB);
@@ -36,11 +48,11 @@ export class FullableDisk implements AsyncDisposable {
     return bavail * bsize;
   }
 
-  /** Until nothing more goes in. */
-  fill(): void {
+  /** Until nothing more goes in, or so many bytes are left. */
+  fill(leave = 0): void {
     const fd = openSync(join(this.path, `filler-${++this.#fillers}`), "w");
     try {
-      for (let size = MIB; size >= 512; )
+      for (let size = MIB; size >= 512 && !this.#hasAtMost(leave); )
         try {
           if (writeSync(fd, Buffer.alloc(size, 1)) < size) size = Math.floor(size / 2);
         } catch (e) {
@@ -50,6 +62,11 @@ export class FullableDisk implements AsyncDisposable {
     } finally {
       closeSync(fd);
     }
+  }
+
+  /** 0 bytes are left only when no write says otherwise. */
+  #hasAtMost(bytes: number): boolean {
+    return bytes > 0 && this.free <= bytes;
   }
 
   /** Gives back what fill() took. */

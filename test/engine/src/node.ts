@@ -50,8 +50,9 @@ export class TestNode implements AsyncDisposable {
     this.home = home;
   }
 
-  static async make(): Promise<TestNode> {
-    const home = await mkdtemp(join(tmpdir(), "aenv-node-"));
+  /** `parent`: where its data folder is made. */
+  static async make(parent = tmpdir()): Promise<TestNode> {
+    const home = await mkdtemp(join(parent, "aenv-node-"));
     await chmod(home, 0o711);
     const node = new TestNode(home);
     await mkdir(node.runRoot, { mode: 0o755 });
@@ -71,7 +72,7 @@ export class TestNode implements AsyncDisposable {
   }
 
   async open(config: Partial<EngineConfigInput> = {}): Promise<Engine> {
-    const state = State.open(join(this.home, "state.db"));
+    const state = State.open(join(this.home, "state.db"), systemClock, { room: true });
     const vmd = new VmdClient(`${this.runRoot}/vmd.sock`);
     const blockd = new BlockdClient(`${this.runRoot}/blockd.sock`);
     const driver = await QemuDriver.open(
