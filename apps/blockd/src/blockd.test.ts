@@ -122,3 +122,27 @@ test("the disk's socket belongs to the VM's user with mode 0600 and replaces a s
   assert.throws(() => lstatSync(spec.socketPath));
   assert.throws(() => lstatSync(spec.upperDir));
 });
+
+test("a disk that nothing was written to gets other layers beneath it, which survive kill -9; one that was written keeps its own", async () => {
+  await using blockd = await TestBlockd.start();
+  const layers = [blockd.layer(), blockd.layer()];
+  const images = layers.map(() => image(16));
+  for (const [i, layer] of layers.entries()) {
+    writeFileSync(blockd.path(`raw${i}`), images[i] ?? "");
+    await blockd.client.importRaw(blockd.path(`raw${i}`), layer);
+  }
+  const [first = blockd.layer(), second = blockd.layer()] = layers;
+  const spec = blockd.spec("d1", 16 * MIB, [first]);
+  await blockd.client.createDisk(spec);
+  await run("qemu-img", ["compare", "-f", "raw", "-F", "raw", blockd.path("raw0"), uri(spec)]);
+  await blockd.client.restackDisk("d1", [second]);
+  await run("qemu-img", ["compare", "-f", "raw", "-F", "raw", blockd.path("raw1"), uri(spec)]);
+  await blockd.end("SIGKILL");
+  await blockd.start();
+  await run("qemu-img", ["compare", "-f", "raw", "-F", "raw", blockd.path("raw1"), uri(spec)]);
+  await run("nbdcopy", [blockd.path("raw0"), uri(spec)]);
+  await assert.rejects(blockd.client.restackDisk("d1", [first]), { code: "CONFLICT" });
+  await run("qemu-img", ["compare", "-f", "raw", "-F", "raw", blockd.path("raw0"), uri(spec)]);
+  assert.deepEqual((await blockd.client.listDisks())[0]?.layers, [second]);
+  await assert.rejects(blockd.client.restackDisk("no", [first]), { code: "NOT_FOUND" });
+});

@@ -1,11 +1,12 @@
 import { createServer, type IncomingMessage, type Server } from "node:http";
 import { AenvError, type Logger } from "@aenv/base";
-import { diskSpecSchema, importSchema, layerRefSchema } from "@aenv/block";
+import { diskSpecSchema, importSchema, layerRefSchema, layersSchema } from "@aenv/block";
 import type { z } from "zod";
 import type { BlockService } from "./service.ts";
 
 const MAX_BODY_BYTES = 1024 * 1024;
 const SEAL = /^\/disks\/([^/]+)\/seal$/;
+const LAYERS = /^\/disks\/([^/]+)\/layers$/;
 const DISK = /^\/disks\/([^/]+)$/;
 
 /** blockd's control API; @aenv/block's BlockdClient is its client. */
@@ -39,6 +40,9 @@ async function route(service: BlockService, req: IncomingMessage): Promise<unkno
   }
   const seal = SEAL.exec(url.pathname)?.[1];
   if (req.method === "POST" && seal !== undefined) return await service.seal(seal, await body(req, layerRefSchema));
+  const restack = LAYERS.exec(url.pathname)?.[1];
+  if (req.method === "PUT" && restack !== undefined)
+    return await service.restack(restack, await body(req, layersSchema));
   const disk = DISK.exec(url.pathname)?.[1];
   if (req.method === "DELETE" && disk !== undefined) {
     return await service.close(disk, url.searchParams.get("deleteUpper") === "true");

@@ -88,6 +88,28 @@ export class BlockService {
     });
   }
 
+  /** Other layers beneath a disk that nothing was written to yet. */
+  restack(disk: string, layers: readonly LayerRef[]): Promise<void> {
+    return this.#locks.run(disk, async () => {
+      const open = this.#disks.get(disk);
+      if (!open) throw new AenvError("NOT_FOUND", `disk ${disk} is not open`);
+      const { record, worker } = open;
+      if (isDeepStrictEqual(record.layers, layers)) return;
+      const next = { ...record, spec: { ...record.spec, layers: [...layers] }, layers: [...layers] };
+      const stack = this.#layers.acquire(layers);
+      try {
+        this.#records.put(next);
+        await worker.call("restack", { disk, stack });
+      } catch (e) {
+        this.#records.put(record);
+        this.#layers.release(layers);
+        throw e;
+      }
+      open.record = next;
+      this.#layers.release(record.layers);
+    });
+  }
+
   seal(disk: string, target: LayerRef): Promise<LayerInfo> {
     return this.#locks.run(disk, async () => {
       const open = this.#disks.get(disk);

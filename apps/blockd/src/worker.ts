@@ -42,6 +42,7 @@ const calls: { [K in CallName]: (args: WorkerCalls[K]["args"]) => Promise<Worker
   open: openDisk,
   seal: sealDisk,
   thaw: thawDisk,
+  restack: restackDisk,
   async close({ disk }) {
     const served = disks.get(disk);
     if (served) await closeDisk(served);
@@ -162,6 +163,18 @@ async function thawDisk({ disk }: { disk: string }): Promise<undefined> {
   void rm(old.files.index, { force: true }).catch((e: unknown) => {
     logger.warn({ file: old.files.index, error: messageOf(e) }, "an old index was not removed");
   });
+  return undefined;
+}
+
+async function restackDisk({ disk: name, stack }: WorkerCalls["restack"]["args"]): Promise<undefined> {
+  const { disk } = find(name);
+  await disk.freeze();
+  const { upper } = disk;
+  if (upper.table.mapped > 0) {
+    disk.thaw();
+    throw new AenvError("CONFLICT", `disk ${name} was written to: its layers stay`);
+  }
+  disk.replace(toStack(stack), upper);
   return undefined;
 }
 

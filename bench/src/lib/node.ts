@@ -10,15 +10,13 @@ const TEMPLATE = "base";
 const ENVD_PORT = "49983";
 /** How long the pool may take to fill: on a loaded machine under emulation, one spare takes seconds. */
 const POOL_MS = 120_000;
-/** A pool that has not changed for this long is full. */
-const STEADY_MS = 2_000;
 
 /** The node that runs on this machine, as an outside client sees it. */
 export class RunningNode implements Disposable {
   readonly home: string;
   readonly client: AenvClient;
   readonly #url: string;
-  #spares = 0;
+  #spares = { hot: 0, prepared: 0 };
 
   private constructor(home: string, url: string, apiKey: string) {
     this.home = home;
@@ -55,32 +53,35 @@ export class RunningNode implements Disposable {
     });
   }
 
-  async #hot(signal: AbortSignal): Promise<number> {
-    return (await this.client.node(signal)).pools[`${TEMPLATE}.hot`] ?? 0;
-  }
-
   /**
-   * Resolves when the pool of idle spares is as full as it gets: no measurement runs beside the making of a spare.
-   * Returns how many there are.
+   * Resolves when no spare is being made and the template has some that run: no measurement runs beside the making of one.
+   * Returns how many of those there are.
    */
   async poolFull(signal: AbortSignal): Promise<number> {
     const until = performance.now() + POOL_MS;
-    let since = performance.now();
-    let last = await this.#hot(signal);
+    let hot = 0;
     while (performance.now() < until) {
-      if (this.#spares > 0 && last >= this.#spares) return last;
-      if (this.#spares === 0 && last > 0 && performance.now() - since > STEADY_MS) return (this.#spares = last);
+      const { pools } = await this.client.node(signal);
+      const refilling = Object.entries(pools).some(([name, n]) => name.endsWith(".refilling") && n > 0);
+      hot = pools[`${TEMPLATE}.hot`] ?? 0;
+      if (!refilling && hot > 0) {
+        this.#spares = { hot, prepared: pools[`${TEMPLATE}.prepared`] ?? 0 };
+        return hot;
+      }
       await sleep(20, signal);
-      const now = await this.#hot(signal);
-      if (now !== last) since = performance.now();
-      last = now;
     }
-    throw new AenvError("DEADLINE", `the pool of ${TEMPLATE} has ${last} spares after ${POOL_MS / 1000} s`);
+    throw new AenvError("DEADLINE", `the pool of ${TEMPLATE} has ${hot} spares after ${POOL_MS / 1000} s`);
   }
 
   async conditions(signal: AbortSignal): Promise<Conditions> {
     const info = await this.client.node(signal);
-    return { vmm: `${info.vmm} ${info.vmmVersion}`, accel: info.accel, template: TEMPLATE, idleSpares: this.#spares };
+    return {
+      vmm: `${info.vmm} ${info.vmmVersion}`,
+      accel: info.accel,
+      template: TEMPLATE,
+      idleSpares: this.#spares.hot,
+      waitingVmms: this.#spares.prepared,
+    };
   }
 
   [Symbol.dispose](): void {

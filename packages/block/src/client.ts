@@ -49,6 +49,11 @@ export class BlockdClient {
     return this.#call("POST", `/disks/${encodeURIComponent(disk)}/seal`, target, layerInfoSchema, signal);
   }
 
+  /** Other layers, bottom first, beneath a disk that nothing was written to; CONFLICT where something was. */
+  async restackDisk(disk: string, layers: readonly LayerRef[], signal?: AbortSignal): Promise<void> {
+    await this.#quick("PUT", `/disks/${encodeURIComponent(disk)}/layers`, layers, z.unknown(), signal);
+  }
+
   /** An unknown disk is fine. Clients of it are disconnected. */
   async closeDisk(disk: string, opts: { deleteUpper: boolean }, signal?: AbortSignal): Promise<void> {
     const path = `/disks/${encodeURIComponent(disk)}?deleteUpper=${opts.deleteUpper}`;

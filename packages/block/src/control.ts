@@ -29,9 +29,11 @@ const size = z
 
 export const layerRefSchema = z.object({ id: layerId, path: absolutePath });
 
+export const layersSchema = z.array(layerRefSchema).max(255);
+
 export const diskSpecSchema = z.object({
   disk: z.string().regex(/^[a-z0-9][a-z0-9_-]{0,63}$/, "must be a short lower-case name"),
-  layers: z.array(layerRefSchema).max(255),
+  layers: layersSchema,
   sizeBytes: size,
   upperDir: absolutePath,
   socketPath: absolutePath.refine((p) => Buffer.byteLength(p) <= MAX_SOCKET_PATH_BYTES, "is too long for a socket"),

@@ -6,6 +6,7 @@ export {
   type LayerInfo,
   type LayerRef,
   layerRefSchema,
+  layersSchema,
   type PingInfo,
 } from "./control.ts";
 export { Disk, type DiskExtent, EMPTY_STACK, type Stack } from "./disk.ts";

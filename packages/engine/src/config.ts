@@ -91,7 +91,8 @@ export function engineConfig(given: EngineConfigInput): EngineConfig {
     pool: {
       pinned: ["base"],
       watermarks: { hot: { low: 1, high: 4 }, prepared: { low: 1, high: 2 } },
-      perTemplate: { base: { hot: { low: 2, high: 8 }, prepared: { low: 1, high: 4 } } },
+      // Waiting VMMs of a template also serve resumes, forks and snapshots of its sandboxes.
+      perTemplate: { base: { hot: { low: 2, high: 8 }, prepared: { low: 2, high: 16 } } },
       memoryBudgetBytes: bytes(Math.floor(Math.min(totalmem() / 4, 4 * GIB))),
       hotCostBytes: bytes(100 * 1024 ** 2),
       preparedCostBytes: bytes(30 * 1024 ** 2),

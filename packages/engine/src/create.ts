@@ -10,7 +10,7 @@ import type { Pools } from "./pools.ts";
 import { settleAll, type VmRun } from "./run.ts";
 import { Sandbox, type SandboxEvents } from "./sandbox.ts";
 import type { Source, TemplateStore } from "./templates.ts";
-import type { CreateOptions, Operation, LaunchSource, SandboxView } from "./types.ts";
+import type { CreateOptions, Operation, SandboxView } from "./types.ts";
 
 /** Breakdowns of the latest creates that are kept. */
 const TIMINGS_KEPT = 1000;
@@ -106,7 +106,7 @@ export class Creator {
     this.#registry.live.set(sandbox.id, sandbox);
     try {
       const signal = AbortSignal.any([caller, abort.signal]);
-      const { run, source: from } = await this.#launch(sandbox, birth, phases, signal);
+      const run = await this.#launch(sandbox, birth, phases, signal);
       await using undo = new AsyncDisposableStack();
       undo.defer(() => run.release());
       await this.#ctx.step("commit:before");
@@ -115,7 +115,7 @@ export class Creator {
       sandbox.launched(run, now, now + timeoutMs, () => commit?.(this.#registry.view(sandbox, "running")));
       undo.move();
       this.#registry.follow(sandbox);
-      this.#remember(birth.cause === "fork" ? "child" : "create", sandbox.id, from, phases);
+      this.#remember(birth.cause === "fork" ? "child" : "create", sandbox.id, phases);
       return this.#registry.view(sandbox);
     } catch (e) {
       this.#registry.live.delete(sandbox.id);
@@ -128,34 +128,30 @@ export class Creator {
   }
 
   /** The fastest way that is there: an idle spare, else a waiting VMM, else everything anew. */
-  async #launch(
-    sandbox: Sandbox,
-    birth: Birth,
-    phases: Phases,
-    signal: AbortSignal,
-  ): Promise<{ run: VmRun; source: LaunchSource }> {
+  async #launch(sandbox: Sandbox, birth: Birth, phases: Phases, signal: AbortSignal): Promise<VmRun> {
     const { snapshot, template } = sandbox;
     const hot = birth.spares ? this.#pools.takeHot(snapshot, template.name) : undefined;
     if (hot) {
       phases.mark("running");
+      phases.source = "hot";
       try {
         await settleAll([
           hot.fullSpeed(),
           this.#handOver(hot, sandbox, birth, this.#ctx.config.hotInitDeadlineMs, phases, signal),
         ]);
-        return { run: hot, source: "hot" };
+        return hot;
       } catch (e) {
         this.#ctx.tasks.spawn("release", () => hot.release());
         signal.throwIfAborted();
         this.#ctx.logger.warn({ run: hot.id, error: messageOf(e) }, "a hot spare failed; starting another");
       }
     }
-    const { run, source } = birth.spares
+    const run = birth.spares
       ? await this.#pools.launch(snapshot, template.name, phases, signal)
-      : { run: await this.#pools.launchAlone(snapshot, phases, signal), source: "cold" as const };
+      : await this.#pools.launchAlone(snapshot, phases, signal);
     try {
       await this.#handOver(run, sandbox, birth, this.#ctx.config.initDeadlineMs, phases, signal);
-      return { run, source };
+      return run;
     } catch (e) {
       await run.release();
       throw e;
@@ -195,8 +191,8 @@ export class Creator {
     };
   }
 
-  #remember(op: Operation["op"], sandboxId: SandboxId, source: LaunchSource, phases: Phases): void {
-    const timing = phases.timing(op, sandboxId, source);
+  #remember(op: Operation["op"], sandboxId: SandboxId, phases: Phases): void {
+    const timing = phases.timing(op, sandboxId);
     this.#timings.set(sandboxId, timing);
     if (this.#timings.size > TIMINGS_KEPT)
       for (const oldest of this.#timings.keys()) {
@@ -204,6 +200,9 @@ export class Creator {
         break;
       }
     this.#ctx.config.onOperation?.(timing);
-    this.#ctx.logger.info({ sandbox: sandboxId, source, ms: timing.totalMs, ...timing.phases }, "sandbox created");
+    this.#ctx.logger.info(
+      { sandbox: sandboxId, source: phases.source, ms: timing.totalMs, ...timing.phases },
+      "sandbox created",
+    );
   }
 }

@@ -1,12 +1,12 @@
 /** Launch: from a snapshot to a running VM. Every create, spare, resume and fork is made of these steps. */
 import { createHash, randomBytes } from "node:crypto";
 import { AenvError, deadline, messageOf, sleep } from "@aenv/base";
-import type { SnapshotRecord } from "@aenv/state";
+import type { LayerRecord, SnapshotRecord } from "@aenv/state";
 import type { Context } from "./context.ts";
 import type { Phases } from "./phases.ts";
 import { flatOf, stackOf } from "./memory-stack.ts";
-import type { GuestInit } from "./ports.ts";
-import { VmRun } from "./run.ts";
+import type { GuestInit, LayerPortRef } from "./ports.ts";
+import { settleAll, VmRun } from "./run.ts";
 
 /** From nothing to a waiting VMM: process start (0.05 s alone) under a machine full of other starts. */
 export const PREPARE_DEADLINE_MS = 30_000;
@@ -46,15 +46,48 @@ export async function prepareRun(
   const memory = { file: flatOf(snapshot).path, mode: "map" as const };
   run.setVm(await phases.time("vmm", () => ctx.driver.prepare(run.spec(memory), signal)));
   await ctx.step("prepare:after");
-  // Before the load, which reads the queues of virtio devices from guest memory.
-  if (snapshot.memory.length > 1)
-    await phases.time("inject", async () => {
-      phases.count("injected", await ctx.memory.inject(await run.vm.mappings(signal), stackOf(snapshot)));
-    });
+  await injectInto(ctx, run, snapshot, phases, signal);
   await ctx.step("inject:after");
   undo.move();
   return run;
 }
+
+/**
+ * A waiting VMM of another snapshot that maps the same memory file becomes one of this snapshot: other layers beneath its
+ * disk, and the pages in which the two differ. The caller releases the run when it fails.
+ */
+export async function moveRun(
+  ctx: Context,
+  run: VmRun,
+  snapshot: SnapshotRecord,
+  phases: Phases,
+  parent: AbortSignal,
+): Promise<void> {
+  const signal = deadline(START_DEADLINE_MS, parent);
+  await ctx.step("move:before");
+  run.moveTo(snapshot);
+  await settleAll([
+    phases.time("layers", () => ctx.blockd.restackDisk(run.id, snapshot.layers.map(refOf), signal)),
+    injectInto(ctx, run, snapshot, phases, signal),
+  ]);
+  await ctx.step("move:after");
+}
+
+/** Before the load, which reads the queues of virtio devices from guest memory. */
+async function injectInto(
+  ctx: Context,
+  run: VmRun,
+  snapshot: SnapshotRecord,
+  phases: Phases,
+  signal: AbortSignal,
+): Promise<void> {
+  if (snapshot.memory.length === 1) return;
+  await phases.time("inject", async () => {
+    phases.count("injected", await ctx.memory.inject(await run.vm.mappings(signal), stackOf(snapshot)));
+  });
+}
+
+const refOf = ({ id, path }: LayerRecord): LayerPortRef => ({ id, path });
 
 /** A snapshot without memory: its disk is booted. Resolves when the guest's agent answers. Leaves nothing when it fails. */
 export async function bootRun(

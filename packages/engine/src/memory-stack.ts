@@ -1,4 +1,5 @@
 /** The memory of snapshots as files, and how a capture adds one. */
+import { isDeepStrictEqual } from "node:util";
 import { AenvError, type MemoryId } from "@aenv/base";
 import type { StackFiles, TakeSession } from "@aenv/memory";
 import type { MemoryFileRecord, SnapshotRecord } from "@aenv/state";
@@ -19,6 +20,19 @@ export function flatOf(s: SnapshotRecord): MemoryFileRecord {
   const [flat] = s.memory;
   if (flat?.kind !== "flat") throw new AenvError("CORRUPT", `snapshot ${s.id} has no memory file`);
   return flat;
+}
+
+/**
+ * A VMM that waits for `one` can be given the state of `other`: same machine and disk, and nothing but the flat file of
+ * `other` in its memory, so that what is written into it makes the rest.
+ */
+export function fits(one: SnapshotRecord, other: SnapshotRecord): boolean {
+  return (
+    one.memory.length === 1 &&
+    one.memory[0]?.id === other.memory[0]?.id &&
+    one.diskBytes === other.diskBytes &&
+    isDeepStrictEqual(one.machine, other.machine)
+  );
 }
 
 /** Who reads a flat file: VMMs by its group; nobody writes it. */

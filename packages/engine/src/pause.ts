@@ -159,7 +159,7 @@ export class Pauser {
       undo.move();
       this.#registry.follow(sandbox);
       ctx.logger.info({ sandbox: sandbox.id, ms: phases.totalMs, ...phases.phases }, "sandbox resumed");
-      ctx.config.onOperation?.(phases.timing("resume", sandbox.id, "cold"));
+      ctx.config.onOperation?.(phases.timing("resume", sandbox.id));
     } catch (e) {
       const failure = AenvError.from(e, `resume sandbox ${sandbox.id}`);
       this.#failures.set(sandbox, failure);

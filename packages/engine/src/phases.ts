@@ -8,6 +8,8 @@ export class Phases {
   readonly #ms: Record<string, number> = {};
   readonly #marks: Record<string, number> = {};
   readonly #counts: Record<string, number> = {};
+  /** Of a launch: what it found ready. */
+  source: LaunchSource | undefined;
 
   constructor(clock: Clock) {
     this.#clock = clock;
@@ -65,8 +67,8 @@ export class Phases {
   }
 
   /** What is told about the operation. */
-  timing(op: Operation["op"], sandboxId: SandboxId, source?: LaunchSource): Operation {
-    const { startedAt, totalMs, phases, marks, counts } = this;
+  timing(op: Operation["op"], sandboxId: SandboxId): Operation {
+    const { source, startedAt, totalMs, phases, marks, counts } = this;
     return { op, sandboxId, ...(source === undefined ? {} : { source }), startedAt, totalMs, phases, marks, counts };
   }
 }

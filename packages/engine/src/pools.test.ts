@@ -224,3 +224,54 @@ test("refills wait while a caller waits", async () => {
   await full(life);
   assert.ok(world.vmms.alive.length > runs);
 });
+
+test("a waiting VMM of a template serves resumes, forks and snapshots of its sandboxes: their memory and layers, under their name", async () => {
+  await using world = await World.make();
+  const life = await up(world, pool({ watermarks: marks(0, 2, 2) }));
+  await full(life);
+  const box = await create(life);
+  await full(life);
+  await life.engine.pause(box.sandboxId, {}, signal);
+  const paused = life.state.sandboxes.get(box.sandboxId)?.snapshot;
+  const waiting = new Set(world.vmms.alive);
+  await life.engine.connect(box.sandboxId, 60_000, signal);
+  const run = life.engine.route(box.sandboxId)?.run ?? "";
+  assert.ok(waiting.has(run), "it was a waiting one");
+  assert.equal(life.state.runs.list().find((r) => r.id === run)?.snapshot, paused);
+  const snapshot = life.state.snapshots.get(paused as never);
+  assert.equal(snapshot?.layers.length, 3);
+  assert.deepEqual(
+    world.disks.get(run)?.layers.map((l) => l.id),
+    snapshot?.layers.map((l) => l.id),
+  );
+  await full(life);
+  const before = new Set(world.vmms.alive);
+  const children = await life.engine.fork(box.sandboxId, { count: 2, timeoutMs: 60_000 }, signal);
+  for (const child of children) {
+    assert.ok("view" in child);
+    assert.ok(before.has(life.engine.route(child.view.sandboxId)?.run ?? ""));
+    assert.equal(life.engine.timing(child.view.sandboxId)?.source, "prepared");
+  }
+});
+
+test("a waiting VMM that cannot be given another state is ended, and the caller gets another", async () => {
+  await using world = await World.make();
+  let fail = false;
+  const life = await up(world, {
+    ...pool({ watermarks: marks(0, 1, 1) }),
+    onStep: (name) => {
+      if (fail && name === "move:before") throw new Error("no");
+    },
+  });
+  await full(life);
+  const box = await create(life);
+  await full(life);
+  await life.engine.pause(box.sandboxId, {}, signal);
+  fail = true;
+  await life.engine.connect(box.sandboxId, 60_000, signal);
+  assert.equal(life.engine.get(box.sandboxId).state, "running");
+  fail = false;
+  await full(life);
+  const { hot = 0, prepared = 0 } = status(life) ?? {};
+  assert.equal(world.vmms.alive.length, 1 + hot + prepared);
+});

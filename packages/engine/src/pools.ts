@@ -4,12 +4,12 @@ import type { Watermarks } from "./config.ts";
 import type { Context } from "./context.ts";
 import { damageOf } from "./damage.ts";
 import { isDiskLow } from "./disk-reserve.ts";
-import { bootRun, prepareRun, primeRun, startRun } from "./launch.ts";
-import { hasMemory } from "./memory-stack.ts";
+import { bootRun, moveRun, prepareRun, primeRun, startRun } from "./launch.ts";
+import { fits, hasMemory } from "./memory-stack.ts";
 import { Phases } from "./phases.ts";
 import { SnapshotPool, type SpareKind } from "./pool.ts";
-import { type VmRun, WARMING_CPU_WEIGHT } from "./run.ts";
-import type { LaunchSource, PoolStatus } from "./types.ts";
+import { settleAll, type VmRun, WARMING_CPU_WEIGHT } from "./run.ts";
+import type { PoolStatus } from "./types.ts";
 
 /** blockd is asked for its epoch so often: a waiting VMM does not survive its restart. */
 const EPOCH_CHECK_MS = 1000;
@@ -71,43 +71,79 @@ export class Pools {
     name: string | undefined,
     phases: Phases,
     signal: AbortSignal,
-  ): Promise<{ run: VmRun; source: LaunchSource }> {
-    if (!hasMemory(snapshot)) return { run: await this.launchAlone(snapshot, phases, signal), source: "cold" };
-    using _turn = await phases.time("queue", () => this.#launches.acquire(signal));
+  ): Promise<VmRun> {
+    if (!hasMemory(snapshot)) return await this.launchAlone(snapshot, phases, signal);
     const pool = this.#pool(snapshot, name);
-    const prepared = await this.#takePrepared(pool, signal);
-    if (prepared) {
-      try {
-        await phases.time("weight", () => prepared.fullSpeed());
-        return { run: await this.#start(prepared, snapshot, phases, signal), source: "prepared" };
-      } catch (e) {
-        signal.throwIfAborted();
-        this.#ctx.logger.warn({ run: prepared.id, error: messageOf(e) }, "a waiting VMM failed; starting another");
-      }
-    }
-    pool.grow("prepared");
     try {
-      const run = await this.#prepare(snapshot, phases, signal);
-      return { run: await this.#start(run, snapshot, phases, signal), source: "cold" };
+      return await this.#launch(snapshot, pool, phases, signal);
     } catch (e) {
-      if (signal.aborted) throw e;
-      const why = (await damageOf(snapshot)) ?? AenvError.from(e, "launch");
       // Damaged files stay damaged: the doctor shall know, too.
-      if (why.code === "CORRUPT") pool.lastError = why;
-      throw why;
+      if (e instanceof AenvError && e.code === "CORRUPT") pool.lastError = e;
+      throw e;
     }
   }
 
-  /** The same without spares, for a state that is launched once or all at once. A snapshot without memory is booted. */
+  /**
+   * The same without spares of its own, for a state that is launched once or all at once: those of another snapshot on
+   * the same memory file serve it. A snapshot without memory is booted.
+   */
   async launchAlone(snapshot: SnapshotRecord, phases: Phases, signal: AbortSignal): Promise<VmRun> {
+    if (hasMemory(snapshot)) return await this.#launch(snapshot, this.#pools.get(snapshot.id), phases, signal);
     using _turn = await phases.time("queue", () => this.#launches.acquire(signal));
-    if (!hasMemory(snapshot)) return await this.#evicting(() => bootRun(this.#ctx, snapshot, phases, signal));
+    phases.source = "cold";
+    return await this.#evicting(() => bootRun(this.#ctx, snapshot, phases, signal));
+  }
+
+  async #launch(
+    snapshot: SnapshotRecord,
+    own: SnapshotPool | undefined,
+    phases: Phases,
+    signal: AbortSignal,
+  ): Promise<VmRun> {
+    using _turn = await phases.time("queue", () => this.#launches.acquire(signal));
     try {
+      const ready = await this.#startPrepared(snapshot, own, phases, signal);
+      if (ready) return ready;
+      phases.source = "cold";
       const run = await this.#prepare(snapshot, phases, signal);
       return await this.#start(run, snapshot, phases, signal);
     } catch (e) {
       if (signal.aborted) throw e;
-      throw (await damageOf(snapshot)) ?? e;
+      throw (await damageOf(snapshot)) ?? AenvError.from(e, "launch");
+    } finally {
+      this.refill();
+    }
+  }
+
+  /** Undefined where no VMM waits that fits, or the one that did failed. */
+  async #startPrepared(
+    snapshot: SnapshotRecord,
+    own: SnapshotPool | undefined,
+    phases: Phases,
+    signal: AbortSignal,
+  ): Promise<VmRun | undefined> {
+    const others = [...this.#pools.values()].filter((p) => p !== own && fits(p.snapshot, snapshot));
+    const pools = own ? [own, ...others] : others;
+    if (pools.some((p) => p.spares.prepared.length > 0)) await this.#checkEpoch(signal);
+    const [first] = pools;
+    const run = pools.find((p) => p.spares.prepared.length > 0)?.pop("prepared");
+    if (!run) {
+      first?.grow("prepared");
+      return undefined;
+    }
+    try {
+      phases.source = "prepared";
+      return await this.#orRelease(run, async () => {
+        await settleAll([
+          phases.time("weight", () => run.fullSpeed()),
+          run.snapshot === snapshot.id ? Promise.resolve() : moveRun(this.#ctx, run, snapshot, phases, signal),
+        ]);
+        return await this.#start(run, snapshot, phases, signal);
+      });
+    } catch (e) {
+      signal.throwIfAborted();
+      this.#ctx.logger.warn({ run: run.id, error: messageOf(e) }, "a waiting VMM failed; starting another");
+      return undefined;
     }
   }
 
@@ -254,12 +290,6 @@ export class Pools {
       await run.release();
       throw e;
     }
-  }
-
-  async #takePrepared(pool: SnapshotPool, signal: AbortSignal): Promise<VmRun | undefined> {
-    if (pool.spares.prepared.length === 0) return undefined;
-    await this.#checkEpoch(signal);
-    return pool.pop("prepared");
   }
 
   #lost(pool: SnapshotPool, run: VmRun, why: string): void {

@@ -30,6 +30,8 @@ export interface BlockdPort {
   createDisk(spec: DiskSpec, signal?: AbortSignal): Promise<void>;
   /** The VM is stopped. The upper becomes the layer at `path`, durable, and a new empty upper is opened on top. */
   sealDisk(disk: string, target: LayerPortRef, signal?: AbortSignal): Promise<{ bytes: number }>;
+  /** Other layers beneath a disk that nothing was written to. */
+  restackDisk(disk: string, layers: readonly LayerPortRef[], signal?: AbortSignal): Promise<void>;
   closeDisk(disk: string, options: { deleteUpper: boolean }): Promise<void>;
   /** `layers`: what a disk stands on now, bottom first. */
   listDisks(): Promise<{ disk: string; layers: LayerPortRef[] }[]>;

@@ -10,7 +10,7 @@ import {
   type SnapshotId,
 } from "@aenv/base";
 import { readTail } from "@aenv/host";
-import type { LayerRecord, ResourceKind, RunPurpose } from "@aenv/state";
+import type { LayerRecord, ResourceKind, RunPurpose, SnapshotRecord } from "@aenv/state";
 import type { Machine, Vm, VmSpec } from "@aenv/vmm";
 import type { Context } from "./context.ts";
 import type { Phases } from "./phases.ts";
@@ -211,6 +211,13 @@ export class VmRun {
       this.#ctx.state.runs.setHandle(this.id, vm.handle);
       this.#ctx.state.resources.held(this.id, "process", String(vm.identity.pid));
     });
+  }
+
+  /** It waits for another snapshot from now on, and its disk is about to stand on the layers of that one. */
+  moveTo(snapshot: SnapshotRecord): void {
+    this.#ctx.state.tx(() => this.#ctx.state.runs.captured(this.id, snapshot.id));
+    this.snapshot = snapshot.id;
+    this.layers = [...snapshot.layers];
   }
 
   /** A spare becomes the run of a sandbox. The caller is in a transaction. */

@@ -13,7 +13,7 @@ import { State } from "@aenv/state";
 import { FakeDriver, FakeWorld, type Vm, type VmHandle, type VmSpec } from "@aenv/vmm";
 import type { EngineConfigInput } from "./config.ts";
 import { Engine } from "./engine.ts";
-import type { DiskSpec, GuestInit, GuestPort, Slot } from "./ports.ts";
+import type { DiskSpec, GuestInit, GuestPort, LayerPortRef, Slot } from "./ports.ts";
 
 export class ManualClock implements Clock {
   #now = 1_700_000_000_000;
@@ -255,6 +255,11 @@ export class Life {
         if (w.disks.get(disk) !== found) throw new AenvError("NOT_FOUND", `disk ${disk} was closed`);
         w.disks.set(disk, { ...found, layers: [...found.layers, { id: target.id, path: target.path }] });
         return { bytes: 6 };
+      },
+      restackDisk: async (disk: string, layers: readonly LayerPortRef[]) => {
+        const found = w.disks.get(disk);
+        if (!found) throw new AenvError("NOT_FOUND", `disk ${disk} is not open`);
+        w.disks.set(disk, { ...found, layers: [...layers] });
       },
       closeDisk: async (disk: string) => {
         if (w.closeDiskFails > 0) {

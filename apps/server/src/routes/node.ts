@@ -35,6 +35,7 @@ export function nodeRoutes({ engine, node, metrics }: RouteDeps & { metrics: Ser
         const name = p.template ?? p.snapshotId;
         pools[`${name}.hot`] = p.hot;
         pools[`${name}.prepared`] = p.prepared;
+        pools[`${name}.refilling`] = p.refilling;
       }
       return ok({
         version: node.version,
