@@ -87,7 +87,7 @@ async function go(
     registry.follow(sandbox);
     if (before) await leave(ctx, before, "rewound:after", phases);
     ctx.logger.info({ sandbox: id, ms: phases.totalMs, ...phases.phases }, "sandbox rewound");
-    ctx.config.onOperation?.(phases.timing("rewind", id, "cold"));
+    ctx.config.onOperation?.(phases.timing("rewind", id));
   } catch (e) {
     if (sandbox.state === "rewinding") {
       if (before) await goOn(ctx, before);
