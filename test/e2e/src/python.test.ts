@@ -6,8 +6,8 @@ import { clientEnv } from "./node.ts";
 
 const python = process.env["AENV_TEST_PYTHON"] ?? "python3";
 
-test("the Python SDK's suite passes, synchronous and asynchronous", { timeout: 240_000 }, async () => {
-  const child = spawn(python, ["-m", "unittest", "-v", "test_sdk"], {
+async function passes(suite: string): Promise<void> {
+  const child = spawn(python, ["-m", "unittest", "-v", suite], {
     cwd: join(import.meta.dirname, "../python"),
     env: { ...clientEnv, PYTHONDONTWRITEBYTECODE: "1" },
   });
@@ -17,4 +17,12 @@ test("the Python SDK's suite passes, synchronous and asynchronous", { timeout: 2
   const code = await new Promise((resolve, reject) => child.on("close", resolve).on("error", reject));
   assert.equal(code, 0, output);
   assert.match(output, /Ran [1-9]\d* tests/);
-});
+}
+
+for (const [what, suite] of [
+  ["commands, files and life", "test_sdk"],
+  ["states", "test_state"],
+] as const)
+  test(`the Python SDK's suite of ${what} passes, synchronous and asynchronous`, { timeout: 240_000 }, () =>
+    passes(suite),
+  );
