@@ -7,7 +7,8 @@ import { globSync } from "node:fs";
 import { mkdtemp, readFile, rm, stat } from "node:fs/promises";
 import { createServer } from "node:net";
 import { tmpdir } from "node:os";
-import { join } from "node:path";
+import { basename, join } from "node:path";
+import { ensureS3Server } from "@aenv/block/testing";
 import { publishFile, run } from "@aenv/host";
 import { TEST } from "./debian-packages.ts";
 import { down } from "./down.ts";
@@ -91,6 +92,12 @@ const pythonStep: Step = {
   },
 };
 
+const s3Step: Step = {
+  name: "S3 server",
+  hint: "The Go build of versitygw failed: see its output; the Go module proxy must be reachable.",
+  run: async () => basename(await ensureS3Server()),
+};
+
 const files = testFiles(process.argv.slice(2));
 if (files.length === 0) {
   console.error(`no test file below ${process.argv.slice(2).join(" ")}`);
@@ -109,7 +116,7 @@ const must = (good: boolean): void => {
 const steps = setupSteps({ home, port: await freePort(), packages: TEST }, new AbortController().signal);
 // The node and its template are the last two steps: the tests of the packages need neither.
 const nodeSteps = steps.splice(-2);
-const prepared = await runSteps([...steps, pythonStep]);
+const prepared = await runSteps([...steps, pythonStep, s3Step]);
 if (prepared) {
   const env = {
     AENV_TEST_HOME: home,

@@ -21,3 +21,15 @@ export { type Durability, Upper, type UpperFiles } from "./upper.ts";
 export { type ZFileOptions, ZFileWriter } from "./zfile.ts";
 export type { Compression } from "./zfile-codec.ts";
 export { TarWriter, tarBytes } from "./tar.ts";
+export { exportSnapshot, importSnapshot } from "./store/archive.ts";
+export { collectGarbage, type Collected, type CollectOptions, type SnapshotUse, storeUse } from "./store/collect.ts";
+export type { Encoding } from "./store/encode.ts";
+export { openStore } from "./store/open.ts";
+export type { BlobInfo, BlobSource, BlobStore } from "./store/port.ts";
+export {
+  type PublishFile,
+  type PublishOptions,
+  type SnapshotManifest,
+  SnapshotRepository,
+  type StoredBlob,
+} from "./store/repository.ts";
