@@ -17,7 +17,7 @@ import { setupSteps } from "./setup.ts";
 import { runSteps, type Step } from "./steps.ts";
 
 /** Tests that need a running node. */
-const E2E = "test/e2e/";
+const E2E = ["test/e2e/", "test/soak/"];
 
 interface Counts {
   passed: number;
@@ -103,8 +103,8 @@ if (files.length === 0) {
   console.error(`no test file below ${process.argv.slice(2).join(" ")}`);
   process.exit(2);
 }
-const e2e = files.filter((f) => f.startsWith(E2E));
-const unit = files.filter((f) => !f.startsWith(E2E));
+const e2e = files.filter((f) => E2E.some((dir) => f.startsWith(dir)));
+const unit = files.filter((f) => !e2e.includes(f));
 const whole = process.argv.length === 2;
 
 const home = await mkdtemp(join(tmpdir(), "aenv-test-"));
