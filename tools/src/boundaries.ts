@@ -19,6 +19,7 @@ export const ALLOWED: Readonly<Record<string, readonly string[]>> = {
   "packages/state": ["base", "host"],
   "packages/engine": BELOW_ENGINE,
   "packages/images": ["base", "host", "block", "engine"],
+  "packages/names": ["base", "host"],
   "packages/proxy": ["base"],
   "packages/client": ["base", "contract"],
 };

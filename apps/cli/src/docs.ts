@@ -96,7 +96,11 @@ function cliDocs(): string {
         ["delete", "`{deleted: id[], missing: id[]}`"],
         ["upload", "`{remote, files, bytes, seconds}`"],
         ["download", "`{local, files, bytes, seconds, skipped: {path, why}[]}`"],
-        ["env", "`{E2B_API_KEY, E2B_API_URL, E2B_SANDBOX_URL}`"],
+        [
+          "env",
+          "`{E2B_API_KEY, E2B_API_URL, E2B_SANDBOX_URL}`; with `--tls` `{E2B_API_KEY, E2B_DOMAIN, NODE_EXTRA_CA_CERTS?, SSL_CERT_FILE?}`",
+        ],
+        ["trust", "`{certificate, fingerprint, installed}`; installed is the file's path or null"],
         ["auth show", "`{apiUrl, sandboxUrl, apiKey}`, each `{value, source}`; the key is null or shortened"],
         [
           "doctor",

@@ -36,6 +36,7 @@ export const COMMANDS: readonly Command[] = [
   bind(node.authLogin, async () => (await import("./run/auth.ts")).login),
   bind(node.authLogout, async () => (await import("./run/auth.ts")).logout),
   bind(node.env, async () => (await import("./run/auth.ts")).env),
+  bind(node.trust, async () => (await import("./run/trust.ts")).trust),
   bind(node.doctor, async () => (await import("./run/doctor.ts")).doctor),
   bind(node.completion, async () => (await import("./run/completion.ts")).completion),
   bind(node.complete, async () => (await import("./run/completion.ts")).complete),

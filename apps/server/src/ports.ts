@@ -63,4 +63,6 @@ export interface NodeFacts {
   accelReason: string;
   envdVersion: string;
   base: NodeInfo["base"];
+  /** PEM. */
+  certificateAuthority?: string;
 }

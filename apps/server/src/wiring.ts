@@ -1,6 +1,7 @@
 /** The one place where the rooms are put together and drivers are chosen. */
 import { mkdir } from "node:fs/promises";
 import { createRequire } from "node:module";
+import { isIP } from "node:net";
 import { join } from "node:path";
 import { AenvError, type Logger, messageOf, mib, type SandboxId, systemClock, TaskGroup } from "@aenv/base";
 import { BlockdClient } from "@aenv/block";
@@ -8,8 +9,9 @@ import type { Check, DoctorReport } from "@aenv/contract";
 import { GatewayClient } from "@aenv/egress";
 import { damageOf, Engine, type Route } from "@aenv/engine";
 import { GuestClient } from "@aenv/guest";
-import { Cgroups, guestResolvers } from "@aenv/host";
+import { Cgroups, guestResolvers, tlsFolder } from "@aenv/host";
 import { readBaseManifest } from "@aenv/images";
+import { Certificates, DnsServer } from "@aenv/names";
 import { Network, type NetworkOptions } from "@aenv/network";
 import { createEdge, createFrontServer, type Asleep, type Edge, type EdgeError, type Target } from "@aenv/proxy";
 import { State } from "@aenv/state";
@@ -46,6 +48,7 @@ interface Rooms {
   probe: Probe;
   driver: QemuDriver;
   timings: Timings;
+  tls: Certificates;
 }
 
 const SETTING_BLOCK = "network.block";
@@ -98,8 +101,13 @@ export async function openNode(config: ServerConfig, logger: Logger, signal: Abo
     (e) => e.close(),
   );
   undo.defer(engine.onRunEnded((run) => edge.endRun(run)));
+  const tls = undo.use(await openCertificates(config, logger));
+  if (config.dns) {
+    const { listen, answer } = config.dns;
+    undo.use(await DnsServer.open({ listen, addresses: answer, domain: config.domain, logger }));
+  }
   const base = new BaseTemplate(home, { engine, snapshots: state.snapshots }, logger);
-  const rooms = { config, daemons, blockd, network, cgroups, state, engine, edge, base, probe, driver, timings };
+  const rooms = { config, daemons, blockd, network, cgroups, state, engine, edge, base, probe, driver, timings, tls };
   const metrics = undo.use(new ServerMetrics(readings(rooms)));
   const node = nodeApi(rooms);
   const app = buildApp({
@@ -107,7 +115,7 @@ export async function openNode(config: ServerConfig, logger: Logger, signal: Abo
     keys: state,
     logger,
     metrics,
-    server: (api) => createFrontServer({ edge, api }),
+    server: (api) => createFrontServer({ edge, api, tls, logger }),
   });
   undo.defer(async () => app.close());
   const tasks = undo.use(new TaskGroup((task, e) => logger.error({ task, error: messageOf(e) }, "a task failed")));
@@ -143,6 +151,13 @@ function makeDaemons({ home, runRoot, uidBase }: ServerConfig, logger: Logger): 
     daemon("egress", ["--state", join(home, "egress"), "--uid", String(uidBase - 1)]),
   ];
 }
+
+function openCertificates({ home, domain, listen, tls }: ServerConfig, logger: Logger): Promise<Certificates> {
+  const names = isIP(listen) !== 0 && !isUnspecified(listen) ? [listen] : [];
+  return Certificates.open({ dir: tlsFolder(home), domain, names, logger, ...(tls ? { operator: tls } : {}) });
+}
+
+const isUnspecified = (address: string): boolean => address === "0.0.0.0" || address === "::";
 
 async function openDriver(
   { home, accel }: ServerConfig,
@@ -229,7 +244,7 @@ function targetAt(route: Route, port: number): Target {
 }
 
 function nodeApi(rooms: Rooms): NodeApi {
-  const { config, engine, base, probe, driver, timings } = rooms;
+  const { config, engine, base, probe, driver, timings, tls } = rooms;
   return {
     version,
     instance: config.instance,
@@ -245,6 +260,7 @@ function nodeApi(rooms: Rooms): NodeApi {
       accelReason: probe.reason,
       envdVersion: engine.templates.resolve("base")?.envdVersion ?? "",
       base: base.status,
+      ...(tls.authority === undefined ? {} : { certificateAuthority: tls.authority }),
     }),
     timings: () => timings.list(),
     operations: (after) => timings.operations(after),

@@ -16,6 +16,10 @@ export interface NodeConfig {
   listen: string;
   /** Sandboxes are reached as `<port>-<id>.<domain>`; may carry a port. Left out of the file: `localhost:<port>`. */
   domain: string;
+  /** The operator's certificate (chain) and key, PEM files; left out: of the node's own authority. */
+  tls?: { cert: string; key: string };
+  /** Answers DNS questions for the domain: `listen` is `address:port`, `answer` the node's addresses. */
+  dns?: { listen: string; answer: string[] };
 }
 
 /** The node's data folder: AENV_HOME, else /var/lib/aenv for root, else the user's data folder. */
@@ -40,7 +44,7 @@ export async function readNodeConfig(home: string): Promise<NodeConfig | undefin
     throw AenvError.from(e, `read ${path}`);
   }
   const c = parseJson(text);
-  const { instance, port, listen } = c;
+  const { instance, port, listen, tls, dns } = c;
   const domain = c["domain"] ?? `localhost:${String(port)}`;
   if (
     typeof instance === "string" &&
@@ -50,13 +54,28 @@ export async function readNodeConfig(home: string): Promise<NodeConfig | undefin
     port >= 0 &&
     port < 65_536 &&
     typeof listen === "string" &&
-    typeof domain === "string"
+    typeof domain === "string" &&
+    (tls === undefined || isTls(tls)) &&
+    (dns === undefined || isDns(dns))
   )
-    return { instance, port, listen, domain };
+    return { instance, port, listen, domain, ...(tls ? { tls } : {}), ...(dns ? { dns } : {}) };
   throw new AenvError("CORRUPT", `${path} is not a valid configuration`, {
-    hint: `Correct the file: it needs "instance" (4 hex digits), "port" and "listen"; "domain" may be left out.`,
+    hint: `Correct the file: it needs "instance" (4 hex digits), "port" and "listen"; "domain", "tls": {"cert", "key"} and "dns": {"listen", "answer"} may be left out.`,
   });
 }
+
+function isTls(value: unknown): value is NonNullable<NodeConfig["tls"]> {
+  const { cert, key } = (value ?? {}) as Record<string, unknown>;
+  return typeof cert === "string" && typeof key === "string";
+}
+
+function isDns(value: unknown): value is NonNullable<NodeConfig["dns"]> {
+  const { listen, answer } = (value ?? {}) as Record<string, unknown>;
+  return typeof listen === "string" && Array.isArray(answer) && answer.every((a) => typeof a === "string");
+}
+
+/** Where a node keeps the files of its own certificate authority. */
+export const tlsFolder = (home: string): string => join(home, "tls");
 
 function parseJson(text: string): Record<string, unknown> {
   try {

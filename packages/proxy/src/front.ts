@@ -1,6 +1,8 @@
 import { createServer, type IncomingMessage, type RequestListener, type Server } from "node:http";
 import type { Socket } from "node:net";
+import { type Logger, silentLogger } from "@aenv/base";
 import type { Edge } from "./edge.ts";
+import { answerTls, type TlsSource } from "./secure.ts";
 
 export interface FrontOptions {
   edge: Edge;
@@ -8,6 +10,9 @@ export interface FrontOptions {
   api: RequestListener;
   /** A request body for the API must have arrived within this (default 60 s); bodies for sandboxes have no limit of time. */
   apiBodyMs?: number;
+  /** With it the port speaks TLS too, HTTP/2 included. */
+  tls?: TlsSource;
+  logger?: Logger;
 }
 
 /** A client must send its request head within this; bodies and responses have no limit of time. */
@@ -38,8 +43,8 @@ function limitBody(req: IncomingMessage, ms: number): void {
   req.once("close", () => clearTimeout(timer));
 }
 
-/** The node's public HTTP server: sandbox traffic to the edge, the rest to the API. */
-export function createFrontServer({ edge, api, apiBodyMs = API_BODY_MS }: FrontOptions): Server {
+/** The node's public server: sandbox traffic to the edge, the rest to the API. */
+export function createFrontServer({ edge, api, apiBodyMs = API_BODY_MS, tls, logger }: FrontOptions): Server {
   const server = createServer({
     maxHeaderSize: MAX_HEADER_BYTES,
     headersTimeout: HEADERS_TIMEOUT_MS,
@@ -65,5 +70,9 @@ export function createFrontServer({ edge, api, apiBodyMs = API_BODY_MS }: FrontO
     api(req, res);
   });
   server.on("upgrade", (req: IncomingMessage, socket, head: Buffer) => edge.upgrade(req, socket as Socket, head));
+  if (tls) {
+    const limits = { handshakeMs: HEADERS_TIMEOUT_MS, idleMs: CLIENT_IDLE_MS };
+    answerTls(server, { source: tls, logger: logger ?? silentLogger, ...limits });
+  }
   return server;
 }

@@ -3,3 +3,4 @@ export { createFrontServer, type FrontOptions } from "./front.ts";
 export { DEFAULT_LIMITS, type EdgeLimits } from "./limits.ts";
 export { ENVD_PORT, type Route, routeOf } from "./route.ts";
 export type { Asleep, EdgeError, Resolve, Target } from "./target.ts";
+export type { TlsSource } from "./secure.ts";

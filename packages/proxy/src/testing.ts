@@ -11,6 +11,7 @@ import type { TestContext } from "node:test";
 import { silentLogger } from "@aenv/base";
 import { createEdge, type Edge, type EdgeOptions } from "./edge.ts";
 import { createFrontServer } from "./front.ts";
+import type { TlsSource } from "./secure.ts";
 import type { EdgeLimits } from "./limits.ts";
 import type { Resolve } from "./target.ts";
 
@@ -87,6 +88,7 @@ export async function fixture(
     edge?: Partial<EdgeOptions>;
     api?: RequestListener;
     apiBodyMs?: number;
+    tls?: TlsSource;
   } = {},
 ): Promise<Fixture> {
   let target: (id: string, port: number) => ReturnType<Resolve> = (id, port) =>
@@ -102,6 +104,7 @@ export async function fixture(
     edge,
     api: options.api ?? ((_req, res) => void res.end("api")),
     ...(options.apiBodyMs === undefined ? {} : { apiBodyMs: options.apiBodyMs }),
+    ...(options.tls === undefined ? {} : { tls: options.tls }),
   });
   track(t, server);
   const port = await listen(server);

@@ -48,9 +48,13 @@ export const env = defineCommand({
   name: "env",
   group: "Node and set-up",
   about: "Print what to export to use this node from an SDK",
+  details: [
+    "Without --tls the SDKs send everything to one base URL by plain HTTP, which needs neither DNS nor certificates. With --tls they use E2B_DOMAIN: https and a host name for each sandbox, as the names of sandbox ports (getHost) have it; these names must lead to the node. The node's own authority, where it has one, is named to Node (NODE_EXTRA_CA_CERTS) and Python (SSL_CERT_FILE).",
+  ],
   examples: [
     { run: 'eval "$(aenv env)"', about: "In bash, zsh, sh" },
     { run: "aenv env --shell fish | source", about: "In fish" },
+    { run: 'eval "$(aenv env --tls)"', about: "Everything by https, with a host name for each sandbox" },
     { run: "aenv env --json", about: "As an object" },
   ],
   positionals: {},
@@ -61,6 +65,27 @@ export const env = defineCommand({
       complete: ["sh", "fish"],
       about: "sh or fish. Default sh.",
     },
+    tls: { schema: flag, about: "For https and a host name for each sandbox." },
+  },
+});
+
+export const trust = defineCommand({
+  name: "trust",
+  group: "Node and set-up",
+  about: "Print or install the certificate of the node's own authority",
+  details: [
+    "A node without a certificate of the operator's speaks TLS with one of its own authority, made at its first start. Clients reach it by https once they trust that authority. aenv trust prints its certificate (PEM); --install adds it to the authorities of this machine, which curl, Python and Go use. Node programs read NODE_EXTRA_CA_CERTS instead, and browsers have lists of their own.",
+    "Over plain HTTP anybody on the way could put in another certificate: compare the fingerprint with what aenv trust says on the node itself.",
+  ],
+  examples: [
+    { run: "aenv trust > agentenv.crt", about: "To a file" },
+    { run: "sudo aenv trust --install", about: "This machine trusts the node" },
+    { run: "sudo aenv trust --remove", about: "And no more" },
+  ],
+  positionals: {},
+  options: {
+    install: { schema: flag, about: "Add it to this machine's authorities; needs root." },
+    remove: { schema: flag, about: "Take it out again; needs root." },
   },
 });
 

@@ -5,6 +5,7 @@ import { type Context, requireKey } from "../context.ts";
 import type { Args, Exit } from "../define.ts";
 import { askSecret, readAll } from "../prompt.ts";
 import { configPath, saveSettings } from "../settings.ts";
+import { tlsVariables } from "./trust.ts";
 
 const masked = (key: string): string =>
   key.length <= 12 ? "*".repeat(key.length) : `${key.slice(0, 8)}…${key.slice(-4)}`;
@@ -52,12 +53,19 @@ export async function logout(_args: Args<typeof commands.authLogout>, { out, env
   out.note(`Deleted ${path}.`);
 }
 
-export async function env(args: Args<typeof commands.env>, { out, settings }: Context): Promise<Exit> {
+export async function env(args: Args<typeof commands.env>, context: Context): Promise<Exit> {
+  const { out, settings } = context;
   const s = settings();
-  const values = { E2B_API_KEY: requireKey(s), E2B_API_URL: s.apiUrl.value, E2B_SANDBOX_URL: s.sandboxUrl.value };
+  const E2B_API_KEY = requireKey(s);
+  const values = args.tls
+    ? { E2B_API_KEY, ...(await tlsVariables(context)) }
+    : { E2B_API_KEY, E2B_API_URL: s.apiUrl.value, E2B_SANDBOX_URL: s.sandboxUrl.value };
   if (out.json) return out.value(values);
+  const fish = args.shell === "fish";
   for (const [name, value] of Object.entries(values))
-    out.line(args.shell === "fish" ? `set -gx ${name} ${quoteFish(value)}` : `export ${name}=${quoteSh(value)}`);
+    out.line(fish ? `set -gx ${name} ${quoteFish(value)}` : `export ${name}=${quoteSh(value)}`);
+  // They would win over the domain.
+  if (args.tls) out.line(fish ? "set -e E2B_API_URL E2B_SANDBOX_URL" : "unset E2B_API_URL E2B_SANDBOX_URL");
 }
 
 const PLAIN = /^[A-Za-z0-9_./:@%+=-]+$/;

@@ -32,7 +32,15 @@ export const Operations = z.object({ operations: z.array(Operation) });
 export const NodeInfo = z.object({
   version: z.string(),
   instance: z.string(),
-  domain: z.string(),
+  domain: z
+    .string()
+    .describe("Sandboxes are reached as `<port>-<id>.<domain>`, with http and https; it may carry a port."),
+  certificateAuthority: z
+    .string()
+    .optional()
+    .describe(
+      "The certificate (PEM) that signs the node's own, for clients to trust; absent with the operator's certificate.",
+    ),
   uptimeSeconds: z.number(),
   vmm: z.string(),
   vmmVersion: z.string(),

@@ -1,0 +1,3 @@
+export { authorityFile, bundleFile, ensureAuthority, machineAuthorities } from "./authority.ts";
+export { Certificates } from "./certificates.ts";
+export { DnsServer } from "./dns.ts";
