@@ -1,7 +1,7 @@
 /** A template: a cold boot over a base layer, primed and captured. */
 import { chmod, chown, open, stat } from "node:fs/promises";
 import { AenvError, deadline, newTemplateId, randomName } from "@aenv/base";
-import { run as runTool, syncDir } from "@aenv/host";
+import { run as runTool, syncPath } from "@aenv/host";
 import { DEFAULT_TEAM, type LayerRecord, type SnapshotRecord, type TemplateRecord } from "@aenv/state";
 import { capture, type CaptureTarget, discardTarget, makeTarget, type MemoryStrategy } from "./capture.ts";
 import type { Context } from "./context.ts";
@@ -28,7 +28,7 @@ function memoryAsIs(ctx: Context, target: CaptureTarget): MemoryStrategy {
       await chmod(target.memoryPath, 0o440);
       await chown(target.memoryDir, 0, 0);
       for (const path of [target.memoryPath, target.devicePath]) await syncFile(path);
-      for (const dir of [target.dir, target.memoryDir]) await syncDir(dir);
+      for (const dir of [target.dir, target.memoryDir]) await syncPath(dir);
       const { blocks } = await stat(target.memoryPath);
       return [
         {

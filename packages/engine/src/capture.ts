@@ -16,7 +16,7 @@ import {
   type SandboxId,
   type SnapshotId,
 } from "@aenv/base";
-import { publishFile, syncDir } from "@aenv/host";
+import { publishFile, syncPath } from "@aenv/host";
 import type { MemoryFileRecord, SnapshotCause, SnapshotRecord } from "@aenv/state";
 import type { Context } from "./context.ts";
 import { diskFull } from "./disk-reserve.ts";
@@ -152,7 +152,13 @@ export async function capture(
       stopped = false;
     }
     await ctx.step("memory-file:before");
-    const memory = await phases.time("memory-file", () => plan.memory.afterwards(plan.durable, signal, phases));
+    let memory: MemoryFileRecord[] = [];
+    await settleAll([
+      phases.time("memory-file", async () => {
+        memory = await plan.memory.afterwards(plan.durable, signal, phases);
+      }),
+      ...(plan.durable ? [phases.time("sync", () => syncParts(ctx, to, plan.memory.kind !== "none"))] : []),
+    ]);
     const record: SnapshotRecord = {
       id: to.snapshot,
       ...(run.snapshot === undefined ? {} : { parent: run.snapshot }),
@@ -167,7 +173,10 @@ export async function capture(
       envdVersion: plan.envdVersion,
       createdAt: ctx.clock.now(),
     };
-    await phases.time("manifest", () => publish(ctx.paths.manifest(to.snapshot), to, record, plan.durable));
+    await settleAll([
+      phases.time("manifest", () => publish(ctx.paths.manifest(to.snapshot), record)),
+      ...(plan.durable && memory.length > 0 ? [syncPath(to.memoryDir)] : []),
+    ]);
     await ctx.step("manifest:after");
     parent.throwIfAborted();
     phases.timeNow("commit", () => commit(ctx, run, record, plan));
@@ -186,9 +195,14 @@ export async function capture(
 }
 
 /** The manifest is for people and for moving it to another node; the record in the database is what makes it exist. */
-async function publish(manifest: string, to: CaptureTarget, record: SnapshotRecord, durable: boolean): Promise<void> {
+async function publish(manifest: string, record: SnapshotRecord): Promise<void> {
   await publishFile(manifest, `${JSON.stringify({ v: 1, ...record }, undefined, 2)}\n`);
-  if (durable && record.memory.length > 0) await syncDir(to.memoryDir);
+}
+
+/** All that belongs to the snapshot beside its memory survives a loss of power. */
+async function syncParts(ctx: Context, to: CaptureTarget, device: boolean): Promise<void> {
+  const layer = [ctx.paths.layerFile(to.layer), ctx.paths.layerDir(to.layer)];
+  await settleAll([...layer, ...(device ? [to.devicePath] : [])].map(syncPath));
 }
 
 /** From here on the snapshot exists, the journal does not own its files, and the run's next capture builds on it. */

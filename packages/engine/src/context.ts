@@ -1,4 +1,4 @@
-import { type Clock, type Logger, type RunId, TaskGroup } from "@aenv/base";
+import { type Clock, type Logger, type RunId, type Semaphore, TaskGroup } from "@aenv/base";
 import type { MemoryPort } from "@aenv/memory";
 import type { State } from "@aenv/state";
 import type { VmmDriver } from "@aenv/vmm";
@@ -25,6 +25,8 @@ export interface Context {
   /** Background work, joined by close(). */
   readonly tasks: TaskGroup;
   readonly foreground: Foreground;
+  /** Guests that were just launched and take their identity, which is work for a processor: more at once are each slower. */
+  readonly inits: Semaphore;
   readonly tokens: Tokens;
   /** Every run that holds resources, until the last one is released. */
   readonly runs: Map<RunId, VmRun>;

@@ -43,6 +43,8 @@ export interface Birth {
   /** False: its state is not worth keeping spares for. */
   spares: boolean;
   timeoutMs: number;
+  /** Its VM runs: what resolves before its guest is asked for anything. */
+  launched?: () => Promise<void>;
   /** Part of the transaction that makes it visible. */
   commit?: (view: SandboxView) => void;
 }
@@ -150,6 +152,7 @@ export class Creator {
       ? await this.#pools.launch(snapshot, template.name, phases, signal)
       : await this.#pools.launchAlone(snapshot, phases, signal);
     try {
+      await birth.launched?.();
       await this.#handOver(run, sandbox, birth, this.#ctx.config.initDeadlineMs, phases, signal);
       return run;
     } catch (e) {

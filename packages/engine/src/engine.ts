@@ -174,6 +174,7 @@ export class Engine implements AsyncDisposable {
       paths,
       tasks: new TaskGroup((name, e) => logger.error({ task: name, error: messageOf(e) }, "background work failed")),
       foreground: new Foreground(),
+      inits: new Semaphore(2 * config.launchConcurrency),
       tokens: new Tokens(deps.state),
       memory: deps.memory ?? new MemoryWorkers(),
       runs: new Map(),

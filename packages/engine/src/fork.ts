@@ -29,8 +29,10 @@ export async function fork(
   using _held = rooms.store.hold(snapshot.id);
   const others = new AbortController();
   const signal = AbortSignal.any([caller, others.signal]);
+  const launches = new Latch(count);
   const results = await Promise.all(
     Array.from({ length: count }, async (_, index): Promise<ForkResult> => {
+      using launched = launches.one();
       try {
         const view = await rooms.creator.bring(
           {
@@ -40,6 +42,11 @@ export async function fork(
             fork: { index, seed: newSeed() },
             spares: false,
             timeoutMs,
+            // A guest that takes its identity keeps a processor busy, which its siblings need to get there at all.
+            launched: async () => {
+              launched[Symbol.dispose]();
+              await launches.all;
+            },
           },
           signal,
         );
@@ -59,6 +66,30 @@ export async function fork(
   }
   if (!atomic || results.every((r) => "view" in r)) return results;
   return await Promise.all(results.map((r) => undo(rooms.registry, r)));
+}
+
+/** Resolves when each of `count` has been disposed. */
+class Latch {
+  readonly #all = Promise.withResolvers<void>();
+  #left: number;
+
+  constructor(count: number) {
+    this.#left = count;
+  }
+
+  get all(): Promise<void> {
+    return this.#all.promise;
+  }
+
+  one(): Disposable {
+    let open = true;
+    return {
+      [Symbol.dispose]: () => {
+        if (open && --this.#left === 0) this.#all.resolve();
+        open = false;
+      },
+    };
+  }
 }
 
 async function undo(registry: Registry, result: ForkResult): Promise<ForkResult> {

@@ -29,7 +29,14 @@ export async function handOver(
     defaults: snapshot.defaults,
     ...why,
   };
-  const { hooks } = await phases.time("init", () => initRun(ctx, run, identity, limitMs, signal));
+  // One that is hot has answered before.
+  const turn = phases.source === "hot" ? undefined : await phases.time("init-queue", () => ctx.inits.acquire(signal));
+  let hooks: boolean;
+  try {
+    ({ hooks } = await phases.time("init", () => initRun(ctx, run, identity, limitMs, signal)));
+  } finally {
+    turn?.[Symbol.dispose]();
+  }
   if (!hooks) return;
   const { cause, fork } = why;
   const request = { cause, ...(fork ? { forkIndex: fork.index, seed: fork.seed } : {}) };

@@ -4,13 +4,13 @@ import { type FileHandle, open, rename, rm } from "node:fs/promises";
 import { dirname } from "node:path";
 import { AenvError, errnoOf } from "@aenv/base";
 
-/** Makes a directory entry durable. */
-export async function syncDir(path: string): Promise<void> {
-  const dir = await open(path, "r");
+/** The content of a file, or the entries of a folder, survive a loss of power. */
+export async function syncPath(path: string): Promise<void> {
+  const file = await open(path, "r");
   try {
-    await dir.sync();
+    await file.sync();
   } finally {
-    await dir.close();
+    await file.close();
   }
 }
 
@@ -35,7 +35,7 @@ export async function publishFile(
     await rm(temp, { force: true });
     throw e;
   }
-  await syncDir(dirname(path));
+  await syncPath(dirname(path));
 }
 
 /**

@@ -8,15 +8,17 @@ import type { DeltaPiece } from "./delta.ts";
 
 const MEMORY = 1 << 20;
 
-function withFile(fn: (path: string) => void): void {
+async function withFile(fn: (path: string) => void): Promise<void> {
   const dir = mkdtempSync(join(tmpdir(), "aenv-delta-"));
   try {
     const path = join(dir, "delta");
     using writer = new DeltaWriter(path, MEMORY);
     writer.add({ offset: 0, length: 4096, data: Buffer.alloc(4096, 7) });
     writer.add({ offset: 8192, length: 8192, data: undefined });
+    writer.flushAhead();
     writer.add({ offset: 65536, length: 4096, data: Buffer.alloc(4096, 9) });
-    writer.seal(true);
+    writer.flushAhead();
+    await writer.seal(true);
     fn(path);
   } finally {
     rmSync(dir, { recursive: true });
@@ -56,6 +58,15 @@ test("a delta cut short at any place, with any bit of a byte changed, or of othe
     }
     writeFileSync(path, whole);
     assert.throws(() => pieces(path, MEMORY * 2), { code: "CORRUPT" });
+  }));
+
+test("data that was read once is checked again when the file has changed", () =>
+  withFile((path) => {
+    pieces(path);
+    const bad = readFileSync(path);
+    bad[0] = 8;
+    writeFileSync(path, bad);
+    assert.throws(() => pieces(path), { code: "CORRUPT", message: /delta/ });
   }));
 
 test("a delta that is not sealed leaves no file", () => {

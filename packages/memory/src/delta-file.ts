@@ -4,12 +4,14 @@
  * footer is no delta: it was cut short or is of something else. Each piece has a sum of its own, so that a reader
  * checks what it uses and nothing else.
  */
-import { closeSync, fdatasyncSync, fstatSync, openSync, readSync, rmSync, writeSync } from "node:fs";
+import { closeSync, fdatasync, fstatSync, openSync, readSync, rmSync, writeSync } from "node:fs";
+import { promisify } from "node:util";
 import { crc32 } from "node:zlib";
 import { AenvError, errnoOf } from "@aenv/base";
 import type { DeltaPiece } from "./delta.ts";
 import { MAX_PIECE_BYTES, PAGE_BYTES } from "./guest-memory.ts";
 
+const sync = promisify(fdatasync);
 const MAGIC = "AENVMEM1";
 const FOOTER_BYTES = 40;
 const ENTRY_BYTES = 24;
@@ -29,6 +31,7 @@ export class DeltaWriter implements Disposable {
   /** End of the data, what is staged included. */
   #end = 0;
   #closed = false;
+  readonly #syncs: Promise<void>[] = [];
 
   constructor(path: string, memoryBytes: number) {
     this.#path = path;
@@ -54,8 +57,14 @@ export class DeltaWriter implements Disposable {
     }
   }
 
+  /** What was added goes to the device from now on, while more is added: the last sync then has little left to do. */
+  flushAhead(): void {
+    this.#flush();
+    this.#syncs.push(sync(this.#fd));
+  }
+
   /** Index and footer; then the file is complete. `durable`: it also survives a loss of power. */
-  seal(durable: boolean): void {
+  async seal(durable: boolean): Promise<void> {
     const index = Buffer.alloc(this.#index.length * ENTRY_BYTES);
     for (const [i, e] of this.#index.entries()) {
       index.writeBigUInt64LE(BigInt(e.offset), i * ENTRY_BYTES);
@@ -73,7 +82,9 @@ export class DeltaWriter implements Disposable {
     this.#append(index);
     this.#append(footer);
     this.#flush();
-    if (durable) fdatasyncSync(this.#fd);
+    // The kernel tells a failed write to one sync only: each has to be heard.
+    await Promise.all(this.#syncs);
+    if (durable) await sync(this.#fd);
     this.#closed = true;
     closeSync(this.#fd);
   }
@@ -82,7 +93,8 @@ export class DeltaWriter implements Disposable {
   [Symbol.dispose](): void {
     if (this.#closed) return;
     this.#closed = true;
-    closeSync(this.#fd);
+    // Not before the syncs that run: the number of the file may be another's then.
+    void Promise.allSettled(this.#syncs).then(() => closeSync(this.#fd));
     rmSync(this.#path, { force: true });
   }
 
@@ -103,8 +115,28 @@ function writeFully(fd: number, data: Buffer): void {
   for (let done = 0; done < data.length; ) done += writeSync(fd, data, done, data.length - done);
 }
 
+/**
+ * Which entries of a delta were found right already, by what changes when somebody changes the file: sixteen children of
+ * a fork are given the same data, and its sums are most of the work.
+ */
+const checked = new Map<string, Uint8Array>();
+const MAX_CHECKED = 256;
+
+function checkedOf(fd: number, count: number): Uint8Array {
+  const { dev, ino, size, mtimeNs, ctimeNs } = fstatSync(fd, { bigint: true });
+  const key = [dev, ino, size, mtimeNs, ctimeNs].join(" ");
+  const known = checked.get(key) ?? new Uint8Array(count);
+  checked.delete(key);
+  checked.set(key, known);
+  const oldest = checked.keys().next();
+  if (checked.size > MAX_CHECKED && oldest.done !== true) checked.delete(oldest.value);
+  return known;
+}
+
 /** One entry of a delta's index. */
 export interface DeltaEntry {
+  /** Its place in the index. */
+  number: number;
   offset: number;
   length: number;
   /** Where its data is in the file; undefined for zeros. */
@@ -117,9 +149,11 @@ export class DeltaFile implements Disposable {
   readonly path: string;
   readonly entries: readonly DeltaEntry[];
   readonly #fd: number;
+  readonly #checked: Uint8Array;
 
   private constructor(path: string, fd: number, entries: readonly DeltaEntry[]) {
     this.path = path;
+    this.#checked = checkedOf(fd, entries.length);
     this.#fd = fd;
     this.entries = entries;
   }
@@ -140,12 +174,15 @@ export class DeltaFile implements Disposable {
     }
   }
 
-  /** The whole data of an entry, checked. */
+  /** The whole data of an entry, checked when it is first read. */
   read(e: DeltaEntry): Buffer | undefined {
     if (e.at === undefined) return undefined;
     const data = Buffer.allocUnsafe(e.length);
     if (!readFully(this.#fd, data, e.at)) throw corrupt(this.path, "it ends early");
-    if (crc32(data) !== e.crc) throw corrupt(this.path, `its data at ${e.at}`);
+    if (this.#checked[e.number] !== 1) {
+      if (crc32(data) !== e.crc) throw corrupt(this.path, `its data at ${e.at}`);
+      this.#checked[e.number] = 1;
+    }
     return data;
   }
 
@@ -180,6 +217,7 @@ function readIndex(path: string, fd: number, memoryBytes: number): DeltaEntry[] 
   return Array.from({ length: count }, (_, i) => {
     const at = index.readBigUInt64LE(i * ENTRY_BYTES + 16);
     return {
+      number: i,
       offset: Number(index.readBigUInt64LE(i * ENTRY_BYTES)),
       length: index.readUInt32LE(i * ENTRY_BYTES + 8) * PAGE_BYTES,
       at: at === ZEROS ? undefined : Number(at),

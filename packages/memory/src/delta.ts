@@ -9,6 +9,9 @@ export interface DeltaPiece {
   data: Buffer | undefined;
 }
 
+/** Holds a parent's content for the length of one call: fresh memory for each would cost more than the comparison. */
+let scratch = Buffer.alloc(0);
+
 /** The parent's content of `[offset, offset + length)` into `into`. */
 export type ReadParent = (offset: number, into: Buffer) => void;
 
@@ -20,7 +23,8 @@ export const isZeroPage = (data: Buffer, at: number): boolean =>
  * Neighbours of one kind are merged; `data` of the result are views of the piece's buffer.
  */
 export function narrow(piece: PageData, readParent: ReadParent): DeltaPiece[] {
-  const parent = Buffer.allocUnsafe(piece.length);
+  if (scratch.length < piece.length) scratch = Buffer.allocUnsafeSlow(piece.length);
+  const parent = scratch.subarray(0, piece.length);
   readParent(piece.offset, parent);
   const out: DeltaPiece[] = [];
   for (let at = 0; at < piece.length; at += PAGE_BYTES) {

@@ -5,14 +5,17 @@ import {
   copyFileSync,
   fchmodSync,
   fchownSync,
-  fdatasyncSync,
+  fdatasync,
   ftruncateSync,
   openSync,
   rmSync,
   writeSync,
 } from "node:fs";
+import { promisify } from "node:util";
 import { isZeroPage, type DeltaPiece } from "./delta.ts";
 import { PAGE_BYTES } from "./guest-memory.ts";
+
+const sync = promisify(fdatasync);
 
 /** Who may read a flat file: VMMs get its group, and nobody may write it. */
 export interface FlatOwner {
@@ -70,10 +73,10 @@ export class FlatWriter implements Disposable {
     this.#write(piece.offset, piece.data ?? Buffer.alloc(piece.length));
   }
 
-  seal(owner: FlatOwner, durable: boolean): void {
+  async seal(owner: FlatOwner, durable: boolean): Promise<void> {
     fchownSync(this.#fd, owner.uid, owner.gid);
     fchmodSync(this.#fd, 0o440);
-    if (durable) fdatasyncSync(this.#fd);
+    if (durable) await sync(this.#fd);
     this.#state = "sealed";
     closeSync(this.#fd);
   }

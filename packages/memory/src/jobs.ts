@@ -24,16 +24,16 @@ export function inject(mappings: readonly GuestMapping[], files: StackFiles): nu
 }
 
 /** Several deltas, oldest first, as one. Returns the bytes of data in it. */
-export function mergeDeltas(files: StackFiles, target: string, durable: boolean): number {
+export async function mergeDeltas(files: StackFiles, target: string, durable: boolean): Promise<number> {
   using stack = new MemoryStack(files);
   using writer = new DeltaWriter(target, files.memoryBytes);
   for (const piece of stack.overlay()) writer.add(piece);
-  writer.seal(durable);
+  await writer.seal(durable);
   return writer.bytes;
 }
 
 /** A stack as one flat file: a clone of the flat one where the file system shares blocks, else a sparse copy. */
-export function flatten(files: StackFiles, target: string, owner: FlatOwner, durable: boolean): number {
+export async function flatten(files: StackFiles, target: string, owner: FlatOwner, durable: boolean): Promise<number> {
   using stack = new MemoryStack(files);
   const clone = files.flat === undefined ? undefined : FlatWriter.clone(files.flat, target);
   using writer = clone ?? FlatWriter.create(target, files.memoryBytes);
@@ -42,6 +42,6 @@ export function flatten(files: StackFiles, target: string, owner: FlatOwner, dur
     for (const { offset, data } of flat.content()) writer.fill(offset, data);
   }
   for (const piece of stack.overlay()) writer.put(piece);
-  writer.seal(owner, durable);
+  await writer.seal(owner, durable);
   return writer.bytes;
 }

@@ -105,7 +105,7 @@ for (const bufferBytes of [0, 6 * PAGE_BYTES, BYTES])
       bufferBytes,
     });
     take.take();
-    const { bytes, dirtyBytes } = take.finish(false);
+    const { bytes, dirtyBytes } = await take.finish(false);
     assert.deepEqual([bytes, dirtyBytes], [6 * PAGE_BYTES, 7 * PAGE_BYTES]);
     const expected = Buffer.from(h.content);
     for (const page of [1, 2, 3, 100, 101, 200]) expected.fill(page, page * PAGE_BYTES, (page + 1) * PAGE_BYTES);
@@ -129,7 +129,7 @@ test("what is injected is what the process sees, and the file stays as it was", 
   const writer = new DeltaWriter(delta, BYTES);
   writer.add({ offset: 127 * PAGE_BYTES, length: 3 * PAGE_BYTES, data: Buffer.alloc(3 * PAGE_BYTES, 77) });
   writer.add({ offset: 10 * PAGE_BYTES, length: PAGE_BYTES, data: undefined });
-  writer.seal(false);
+  await writer.seal(false);
   const workers = new MemoryWorkers(1);
   t.after(() => workers.close());
   assert.equal(await workers.inject(h.mappings, { memoryBytes: BYTES, flat: h.file, deltas: [delta] }), 4 * PAGE_BYTES);
@@ -144,7 +144,7 @@ test("a process that has ended and an address outside the machine are told, not 
   const delta = `${h.file}.delta`;
   const writer = new DeltaWriter(delta, BYTES);
   writer.add({ offset: BYTES, length: PAGE_BYTES, data: undefined });
-  writer.seal(false);
+  await writer.seal(false);
   const files = { memoryBytes: BYTES, flat: h.file, deltas: [delta] };
   assert.throws(() => inject(h.mappings, files), { code: "CORRUPT", message: new RegExp(delta) });
   const workers = new MemoryWorkers(1);

@@ -28,6 +28,9 @@ export interface TakeResult {
   dirtyBytes: number;
 }
 
+/** So much is written before the device is told to begin. */
+const AHEAD_BYTES = 4 << 20;
+
 /**
  * One capture of a guest's memory: `take` while the VM stands still, then `finish` when it may run again. Disposal without
  * `finish` leaves no file.
@@ -40,10 +43,15 @@ export class Take implements Disposable {
   #buffered: PageData[] = [];
   #bufferedBytes = 0;
   #dirtyBytes = 0;
+  /** What is written goes to the device as it is written. */
+  #ahead: boolean;
+  #aheadBytes = 0;
 
   /** Opens what the state before is made of: to be done before the VM is stopped. */
   constructor(plan: TakePlan) {
     this.#plan = plan;
+    // A guest that does not go on is kept: what is not copied aside is written to stay.
+    this.#ahead = plan.bufferBytes === 0;
     using undo = new DisposableStack();
     if (plan.parent) {
       this.#parent = undo.use(new MemoryStack(plan.parent));
@@ -69,11 +77,12 @@ export class Take implements Disposable {
     }
   }
 
-  finish(durable: boolean): TakeResult {
+  async finish(durable: boolean): Promise<TakeResult> {
+    this.#ahead = durable;
     this.#drain();
     const { bytes } = this.#writer;
-    if (this.#writer instanceof FlatWriter) this.#writer.seal(this.#plan.owner, durable);
-    else this.#writer.seal(durable);
+    if (this.#writer instanceof FlatWriter) await this.#writer.seal(this.#plan.owner, durable);
+    else await this.#writer.seal(durable);
     this[Symbol.dispose]();
     return { bytes, dirtyBytes: this.#dirtyBytes };
   }
@@ -91,7 +100,12 @@ export class Take implements Disposable {
   #put(piece: PageData): void {
     const parent = this.#parent;
     if (this.#writer instanceof FlatWriter) this.#writer.fill(piece.offset, piece.data);
-    else if (parent) for (const p of narrow(piece, (offset, into) => parent.read(offset, into))) this.#writer.add(p);
+    else if (parent) {
+      for (const p of narrow(piece, (offset, into) => parent.read(offset, into))) this.#writer.add(p);
+      if (!this.#ahead || this.#writer.bytes - this.#aheadBytes < AHEAD_BYTES) return;
+      this.#aheadBytes = this.#writer.bytes;
+      this.#writer.flushAhead();
+    }
   }
 }
 

@@ -1,4 +1,4 @@
-/** Runs jobs on guest memory beside the event loop of the server. One request at a time, in order. */
+/** Runs jobs on guest memory beside the event loop of the server. One at a time, in order; others go on while one waits for the device. */
 import { parentPort } from "node:worker_threads";
 import { toPlain } from "./plain-error.ts";
 import { flatten, inject, mergeDeltas } from "./jobs.ts";
@@ -7,7 +7,7 @@ import type { Answer, Request } from "./workers.ts";
 
 const takes = new Map<number, Take>();
 
-function handle(r: Request): unknown {
+async function handle(r: Request): Promise<unknown> {
   switch (r.op) {
     case "begin":
       takes.set(r.take, new Take(r.plan));
@@ -18,7 +18,7 @@ function handle(r: Request): unknown {
     case "finish": {
       const take = takes.get(r.take);
       if (!take) throw new Error(`no take ${r.take}`);
-      const result = take.finish(r.durable);
+      const result = await take.finish(r.durable);
       takes.delete(r.take);
       return result;
     }
@@ -37,13 +37,15 @@ function handle(r: Request): unknown {
   }
 }
 
-parentPort?.on("message", ({ id, request }: { id: number; request: Request }) => {
+async function answerTo({ id, request }: { id: number; request: Request }): Promise<void> {
   let answer: Answer;
   try {
-    answer = { id, value: handle(request) };
+    answer = { id, value: await handle(request) };
   } catch (e) {
     answer = { id, error: toPlain(e) };
   }
   // oxlint-disable-next-line unicorn/require-post-message-target-origin -- a worker thread, not a window
   parentPort?.postMessage(answer);
-});
+}
+
+parentPort?.on("message", (m: { id: number; request: Request }) => void answerTo(m));

@@ -38,8 +38,8 @@ export const localMemory: MemoryPort = {
     };
   },
   inject: async (mappings, files) => inject(mappings, files),
-  mergeDeltas: async (files, target, durable) => mergeDeltas(files, target, durable),
-  flatten: async (files, target, owner, durable) => flatten(files, target, owner, durable),
+  mergeDeltas,
+  flatten,
   close: async () => {},
 };
 

@@ -2,7 +2,7 @@ import { randomBytes } from "node:crypto";
 import { mkdir, open, readdir, rename, rm, stat } from "node:fs/promises";
 import { dirname, join } from "node:path";
 import { AenvError, errnoOf } from "@aenv/base";
-import { syncDir } from "@aenv/host";
+import { syncPath } from "@aenv/host";
 import { type BlobInfo, type BlobSource, type BlobStore, checkKey, missing, tooShort } from "./port.ts";
 
 const STEP_BYTES = 4 * 1024 * 1024;
@@ -45,7 +45,7 @@ export class FolderStore implements BlobStore {
         await rm(temp, { force: true });
         throw e;
       }
-      await syncDir(dirname(path));
+      await syncPath(dirname(path));
     });
   }
 
