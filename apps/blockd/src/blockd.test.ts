@@ -1,6 +1,7 @@
 import assert from "node:assert/strict";
 import { randomBytes } from "node:crypto";
-import { lstatSync, readFileSync, writeFileSync } from "node:fs";
+import { existsSync, lstatSync, readdirSync, readFileSync, truncateSync, writeFileSync } from "node:fs";
+import { basename, dirname } from "node:path";
 import { test } from "node:test";
 import { AenvError } from "@aenv/base";
 import { mergeLayers } from "@aenv/block";
@@ -145,4 +146,22 @@ test("a disk that nothing was written to gets other layers beneath it, which sur
   await run("qemu-img", ["compare", "-f", "raw", "-F", "raw", blockd.path("raw0"), uri(spec)]);
   assert.deepEqual((await blockd.client.listDisks())[0]?.layers, [second]);
   await assert.rejects(blockd.client.restackDisk("no", [first]), { code: "NOT_FOUND" });
+});
+
+test("an import whose caller goes away is given up and leaves nothing", async () => {
+  await using blockd = await TestBlockd.start();
+  const raw = blockd.path("large.raw");
+  writeFileSync(raw, "");
+  // Large enough not to be done before the caller is gone: what is read is zeros.
+  truncateSync(raw, 64 * 1024 * MIB);
+  const base = blockd.layer();
+  const caller = new AbortController();
+  const importing = blockd.client.importRaw(raw, base, caller.signal);
+  const folder = dirname(base.path);
+  const names = (): string[] =>
+    (existsSync(folder) ? readdirSync(folder) : []).filter((n) => n.includes(basename(base.path)));
+  while (names().length === 0) await new Promise((resolve) => setTimeout(resolve, 5));
+  caller.abort();
+  await assert.rejects(importing);
+  while (names().length > 0) await new Promise((resolve) => setTimeout(resolve, 5));
 });

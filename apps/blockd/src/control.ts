@@ -17,7 +17,9 @@ export function controlServer(service: BlockService, logger: Logger): Server {
       res.writeHead(status, { "content-type": "application/json", "content-length": Buffer.byteLength(text) });
       res.end(text);
     };
-    void route(service, req).then(
+    const caller = new AbortController();
+    res.once("close", () => caller.abort(new AenvError("CANCELLED", "the caller of blockd is gone")));
+    void route(service, req, caller.signal).then(
       (value) => send(200, value ?? {}),
       (e: unknown) => {
         const { code, message, hint, data, status } = AenvError.from(e, `${req.method} ${req.url}`);
@@ -28,7 +30,8 @@ export function controlServer(service: BlockService, logger: Logger): Server {
   });
 }
 
-async function route(service: BlockService, req: IncomingMessage): Promise<unknown> {
+/** `caller` aborts when nobody waits for the answer any more: what takes as long as its data is given up then. */
+async function route(service: BlockService, req: IncomingMessage, caller: AbortSignal): Promise<unknown> {
   const url = new URL(req.url ?? "/", "http://blockd");
   const call = `${req.method} ${url.pathname}`;
   if (call === "GET /ping") return service.ping();
@@ -36,7 +39,7 @@ async function route(service: BlockService, req: IncomingMessage): Promise<unkno
   if (call === "POST /disks") return await service.create(await body(req, diskSpecSchema));
   if (call === "POST /import") {
     const { rawPath, target } = await body(req, importSchema);
-    return await service.importRaw(rawPath, target);
+    return await service.importRaw(rawPath, target, caller);
   }
   const seal = SEAL.exec(url.pathname)?.[1];
   if (req.method === "POST" && seal !== undefined) return await service.seal(seal, await body(req, layerRefSchema));

@@ -155,8 +155,9 @@ export class BlockService {
     });
   }
 
-  importRaw(rawPath: string, target: LayerRef): Promise<LayerInfo> {
-    return importRaw(rawPath, target);
+  /** Given up, with nothing left, when the signal aborts. */
+  importRaw(rawPath: string, target: LayerRef, signal: AbortSignal): Promise<LayerInfo> {
+    return importRaw(rawPath, target, signal);
   }
 
   /** Answers what is in flight and closes; the disks come back with the next start. */

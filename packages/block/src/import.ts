@@ -13,11 +13,15 @@ const STEP_BYTES = 4 * 1024 * 1024;
 const ZEROS = Buffer.alloc(STEP_BYTES);
 
 /** Turns a raw disk image into a sealed layer that stores no zero blocks. The layer appears complete or not at all. */
-export async function importRaw(rawPath: string, target: { id: LayerId; path: string }): Promise<LayerInfo> {
+export async function importRaw(
+  rawPath: string,
+  target: { id: LayerId; path: string },
+  signal?: AbortSignal,
+): Promise<LayerInfo> {
   await mkdir(dirname(target.path), { recursive: true });
   let result = { bytes: 0, extents: 0 };
   await publishFile(target.path, async (file) => {
-    result = await writeRaw(rawPath, fileSink(file), randomUUID());
+    result = await writeRaw(rawPath, fileSink(file), randomUUID(), signal);
   });
   return { id: target.id, path: target.path, ...result };
 }
@@ -27,6 +31,7 @@ export async function writeRaw(
   rawPath: string,
   sink: Sink,
   uuid?: string,
+  signal?: AbortSignal,
 ): Promise<{ bytes: number; extents: number }> {
   const raw = await open(rawPath, "r").catch((e: unknown) => {
     throw new AenvError("NOT_FOUND", `image ${rawPath} cannot be read`, { cause: e });
@@ -38,6 +43,7 @@ export async function writeRaw(
     const writer = new LayerWriter(sink, { virtualSize, ...(uuid === undefined ? {} : { uuid }) });
     const step = Buffer.allocUnsafeSlow(STEP_BYTES);
     for (let at = 0; at < size; at += STEP_BYTES) {
+      signal?.throwIfAborted();
       const length = Math.min(STEP_BYTES, size - at);
       let filled = 0;
       while (filled < length) {

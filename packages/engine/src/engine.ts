@@ -431,7 +431,7 @@ export class Engine implements AsyncDisposable {
   }
 
   /** A raw disk image becomes a sealed layer that a template can stand on; unused ones are freed at the next start. */
-  async importLayer(rawPath: string, _signal: AbortSignal): Promise<LayerFile> {
+  async importLayer(rawPath: string, signal: AbortSignal): Promise<LayerFile> {
     this.#assertOpen();
     const id = newLayerId();
     checkDisk(this.#ctx, "no layer is imported");
@@ -440,11 +440,17 @@ export class Engine implements AsyncDisposable {
     this.#store.imported(id);
     await mkdir(paths.layerDir(id), { recursive: true, mode: 0o700 });
     state.layers.add({ id, path, bytes: 0, createdAt: clock.now() });
-    const { bytes } = await blockd.importRaw(rawPath, { id, path });
-    state.durable(() => {
-      state.layers.remove(id);
-      state.layers.add({ id, path, bytes, createdAt: clock.now() });
-    });
+    try {
+      const { bytes } = await blockd.importRaw(rawPath, { id, path }, signal);
+      state.durable(() => {
+        state.layers.remove(id);
+        state.layers.add({ id, path, bytes, createdAt: clock.now() });
+      });
+    } catch (e) {
+      this.#store.used(id);
+      this.#collect();
+      throw e;
+    }
     return { id, path };
   }
 

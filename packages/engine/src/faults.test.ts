@@ -260,3 +260,23 @@ test("a release that fails is tried again, and until then nobody gets the slot",
   }, "the retry has freed it");
   assert.deepEqual(life.state.runs.list(), []);
 });
+
+test("an import of a layer that is cut off leaves nothing, whoever dies", async () => {
+  await using world = await World.make();
+  const { life } = await up(world);
+  const before = await world.inventory();
+  const raw = join(world.home, "other.raw");
+  await writeFile(raw, "image");
+  world.importFails = 1;
+  await assert.rejects(life.engine.importLayer(raw, signal), /full/);
+  await until(async () => (await world.inventory())["layers"]?.length === before["layers"]?.length, "it is collected");
+  world.importFails = 1;
+  world.importParks = true;
+  void life.engine.importLayer(raw, signal);
+  await until(() => world.importFails === 0, "a part is written");
+  assert.notDeepEqual(await world.inventory(), before);
+  await life.crash();
+  const next = await world.start();
+  assert.deepEqual(await world.inventory(), before);
+  assert.equal((await create(next)).state, "running");
+});

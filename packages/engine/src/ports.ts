@@ -35,7 +35,7 @@ export interface BlockdPort {
   closeDisk(disk: string, options: { deleteUpper: boolean }): Promise<void>;
   /** `layers`: what a disk stands on now, bottom first. */
   listDisks(): Promise<{ disk: string; layers: LayerPortRef[] }[]>;
-  importRaw(rawPath: string, target: LayerPortRef): Promise<{ bytes: number }>;
+  importRaw(rawPath: string, target: LayerPortRef, signal?: AbortSignal): Promise<{ bytes: number }>;
 }
 
 /** @aenv/host's Cgroups. */

@@ -146,7 +146,7 @@ export class TemplateStore {
   /** Frees snapshots, layers and memory files that nothing stands on. The record goes first: what has none does not exist. */
   async collect(): Promise<number> {
     const { state, paths } = this.#ctx;
-    const free = { files: [] as string[], folders: [] as string[] };
+    const free = { files: [] as string[], folders: [] as string[], trees: [] as string[] };
     state.tx(() => {
       for (const s of state.snapshots.unused()) {
         if (this.#held.has(s.id)) continue;
@@ -157,8 +157,7 @@ export class TemplateStore {
       for (const l of state.layers.unused()) {
         if (this.#held.has(l.id) || this.#imported.has(l.id)) continue;
         state.layers.remove(l.id);
-        free.files.push(l.path);
-        free.folders.push(paths.layerDir(l.id));
+        free.trees.push(paths.layerDir(l.id));
       }
       for (const m of state.memory.unused()) {
         if (this.#held.has(m.id)) continue;
@@ -170,7 +169,9 @@ export class TemplateStore {
     for (const file of free.files) await this.#remove(() => rm(file, { force: true }), file);
     // A folder of an older version may hold the memory of others still.
     for (const folder of free.folders) await this.#remove(() => removeEmpty(folder), folder);
-    return free.folders.length;
+    // An import that was cut off leaves a file under another name.
+    for (const tree of free.trees) await this.#remove(() => rm(tree, { recursive: true, force: true }), tree);
+    return free.folders.length + free.trees.length;
   }
 
   async #remove(fn: () => Promise<void>, path: string): Promise<void> {

@@ -75,6 +75,9 @@ export class World implements AsyncDisposable {
   slotLimit = 64;
   /** The next sealDisk calls fail. */
   sealFails = 0;
+  /** The next imports fail and leave a part, or never end. */
+  importFails = 0;
+  importParks = false;
   /** The next closeDisk calls fail. */
   closeDiskFails = 0;
   readonly home: string;
@@ -270,6 +273,12 @@ export class Life {
       },
       listDisks: async () => [...w.disks.values()],
       importRaw: async (_raw: string, target: { path: string }) => {
+        if (w.importFails > 0) {
+          await writeFile(`${target.path}.tmp-1`, "a part");
+          w.importFails--;
+          if (w.importParks) await never();
+          throw new AenvError("NO_SPACE", "the disk is full");
+        }
         await writeFile(target.path, "imported");
         return { bytes: 8 };
       },

@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { spawn } from "node:child_process";
-import { openSync, readFileSync } from "node:fs";
+import { openSync, readFileSync, rmSync } from "node:fs";
 import { join } from "node:path";
 import { test } from "node:test";
 import { api, eventually, home, sandboxFor, url } from "./node.ts";
@@ -94,4 +94,40 @@ test("kill -9 of vmd: what runs goes on, and new sandboxes can be made", LIMIT, 
   const fresh = await eventually(() => sandboxFor(t).catch(() => undefined));
   assert.equal((await fresh.commands.run("echo new")).stdout, "new\n");
   assert.equal(await sandbox.kill(), true);
+});
+
+test("kill -9 of the server in the middle of a template build leaves nothing of it, and the next server builds it", {
+  timeout: 300_000,
+}, async (t) => {
+  const owned = await sandboxFor(t);
+  await owned.files.write("kept.txt", "still here");
+  type Base = { state: string; step?: string };
+  const base = async (): Promise<Base | undefined> => {
+    const answer = await api("GET", "/v1/node").catch(() => undefined);
+    return answer?.ok ? ((await answer.json()) as { base: Base }).base : undefined;
+  };
+  // Without it the next server builds the template again.
+  rmSync(join(home, "images/base-built.json"));
+  let server = serverPid();
+  process.kill(server, "SIGKILL");
+  for (const at of [/import/, /boot/]) {
+    await startServer(server);
+    server = serverPid();
+    await eventually(async () => {
+      const now = await base();
+      assert.notEqual(now?.state, "ready", "it is still being built");
+      return at.test(now?.step ?? "");
+    });
+    process.kill(server, "SIGKILL");
+  }
+  await startServer(server);
+  await eventually(async () => (await base())?.state === "ready");
+  const report = (await (await api("GET", "/v1/doctor")).json()) as { resources: { owner: string | null }[] };
+  assert.deepEqual(
+    report.resources.filter((r) => r.owner === null),
+    [],
+  );
+  assert.equal(await owned.files.read("kept.txt"), "still here");
+  const fresh = await sandboxFor(t);
+  assert.equal((await fresh.commands.run("echo new")).stdout, "new\n");
 });

@@ -71,7 +71,10 @@ export class TestNode implements AsyncDisposable {
     return this.#life;
   }
 
-  async open(config: Partial<EngineConfigInput> = {}): Promise<Engine> {
+  async open(
+    config: Partial<EngineConfigInput> = {},
+    onStep: (name: string) => Promise<void> | void = () => {},
+  ): Promise<Engine> {
     const state = State.open(join(this.home, "state.db"), systemClock, { room: true });
     const vmd = new VmdClient(`${this.runRoot}/vmd.sock`);
     const blockd = new BlockdClient(`${this.runRoot}/blockd.sock`);
@@ -96,6 +99,7 @@ export class TestNode implements AsyncDisposable {
       clock: systemClock,
       logger: warnings,
       config: { home: this.home, instance: this.instance, ...config },
+      onStep,
     });
     this.#life = { engine, state, driver, network, vmd, blockd };
     return engine;
