@@ -17,6 +17,8 @@ import {
   type SnapshotId,
 } from "@aenv/base";
 import { publishFile, syncPath } from "@aenv/host";
+import { deviceCrcOf } from "./damage.ts";
+import { syncBefore } from "./durable.ts";
 import type { MemoryFileRecord, SnapshotCause, SnapshotRecord } from "@aenv/state";
 import type { Context } from "./context.ts";
 import { diskFull } from "./disk-reserve.ts";
@@ -153,11 +155,16 @@ export async function capture(
     }
     await ctx.step("memory-file:before");
     let memory: MemoryFileRecord[] = [];
+    let deviceCrc: number | undefined;
+    const hasDevice = plan.memory.kind !== "none";
     await settleAll([
       phases.time("memory-file", async () => {
         memory = await plan.memory.afterwards(plan.durable, signal, phases);
       }),
-      ...(plan.durable ? [phases.time("sync", () => syncParts(ctx, to, plan.memory.kind !== "none"))] : []),
+      (async () => {
+        if (hasDevice) deviceCrc = await deviceCrcOf(to.devicePath);
+      })(),
+      ...(plan.durable ? [phases.time("sync", () => syncParts(ctx, to, hasDevice))] : []),
     ]);
     const record: SnapshotRecord = {
       id: to.snapshot,
@@ -166,6 +173,7 @@ export async function capture(
       ...(plan.sandbox === undefined ? {} : { sandbox: plan.sandbox }),
       machine: run.machine,
       devicePath: to.devicePath,
+      ...(deviceCrc === undefined ? {} : { deviceCrc }),
       memory,
       diskBytes: plan.diskBytes,
       layers: [...run.layers],
@@ -176,6 +184,7 @@ export async function capture(
     await settleAll([
       phases.time("manifest", () => publish(ctx.paths.manifest(to.snapshot), record)),
       ...(plan.durable && memory.length > 0 ? [syncPath(to.memoryDir)] : []),
+      ...(plan.durable ? [syncBefore(ctx, record)] : []),
     ]);
     await ctx.step("manifest:after");
     parent.throwIfAborted();

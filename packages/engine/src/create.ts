@@ -188,6 +188,7 @@ export class Creator {
       onTimeout: options.autoPause === true ? "pause" : "kill",
       pauseMemory: options.autoPauseMemory ?? true,
       autoResume: options.autoResume ?? false,
+      interrupted: false,
       timeoutMs: options.timeoutMs,
       ...egressRules({ allowInternetAccess: options.allowInternetAccess ?? null, ...options.network }),
       allowPublicTraffic: options.allowPublicTraffic ?? true,

@@ -1,4 +1,5 @@
-import { stat } from "node:fs/promises";
+import { readFile, stat } from "node:fs/promises";
+import { crc32 } from "node:zlib";
 import { AenvError, errnoOf, messageOf } from "@aenv/base";
 import type { SnapshotRecord } from "@aenv/state";
 import { hasMemory } from "./memory-stack.ts";
@@ -19,13 +20,35 @@ export async function damageOf(snapshot: SnapshotRecord): Promise<AenvError | un
   ];
   for (const [what, path, wanted] of files) {
     const problem = await problemOf(path, wanted);
-    if (problem !== undefined)
-      return new AenvError("CORRUPT", `${path} (${what} of snapshot ${snapshot.id}) ${problem}`, {
-        data: { file: path, snapshot: snapshot.id },
-        hint: "Delete what is made of it and build it again; npm run up rebuilds the template base.",
-      });
+    if (problem !== undefined) return damaged(snapshot, what, path, problem);
   }
   return undefined;
+}
+
+/** CORRUPT where the device state is not the one that was captured: it must not reach a VMM. */
+export async function checkDevice(snapshot: SnapshotRecord): Promise<void> {
+  const { deviceCrc, devicePath } = snapshot;
+  if (deviceCrc === undefined) return;
+  const what = "the device state";
+  const crc = await deviceCrcOf(devicePath).catch((e: unknown) => {
+    const problem = errnoOf(e) === "ENOENT" ? "is missing" : `cannot be read (${messageOf(e)})`;
+    throw damaged(snapshot, what, devicePath, problem);
+  });
+  if (crc !== deviceCrc) throw damaged(snapshot, what, devicePath, "is damaged: its sum is not that of its capture");
+}
+
+export async function deviceCrcOf(path: string): Promise<number> {
+  return crc32(await readFile(path));
+}
+
+function damaged(snapshot: SnapshotRecord, what: string, path: string, problem: string): AenvError {
+  return new AenvError("CORRUPT", `${path} (${what} of snapshot ${snapshot.id}) ${problem}`, {
+    data: { file: path, snapshot: snapshot.id },
+    hint:
+      snapshot.cause === "build"
+        ? "Delete what is made of it and build it again; npm run up rebuilds the template base."
+        : "This state is lost: kill the sandbox or rewind it to a checkpoint that is whole; delete the snapshot.",
+  });
 }
 
 async function problemOf(path: string, wanted: number | undefined): Promise<string | undefined> {

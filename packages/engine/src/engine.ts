@@ -30,6 +30,7 @@ import { lineageOf } from "./lineage.ts";
 import { listPage } from "./list.ts";
 import { hasMemory } from "./memory-stack.ts";
 import { Paths } from "./paths.ts";
+import { type PausedAll, pauseAll } from "./pause-all.ts";
 import { orAborted, Pauser } from "./pause.ts";
 import { Pools } from "./pools.ts";
 import type { BlockdPort, CgroupsPort, GuestFactory, NetworkPort } from "./ports.ts";
@@ -100,8 +101,6 @@ export interface Templates {
   delete(nameOrId: string): Promise<boolean>;
 }
 
-/** Sandboxes that end at the same moment end so many at a time. */
-const EXPIRE_CONCURRENCY = 8;
 /** An end that failed, such as a pause on a full disk, is tried again after so long. */
 const EXPIRE_RETRY_MS = 30_000;
 const MAX_SAMPLES = 20_000;
@@ -116,7 +115,8 @@ export class Engine implements AsyncDisposable {
   readonly #sampler: Sampler;
   readonly #creates: IdempotentCreates;
   readonly #deadlines: Deadlines<SandboxId>;
-  readonly #expiring = new Semaphore(EXPIRE_CONCURRENCY);
+  /** Sandboxes that end at the same moment end so many at a time. */
+  readonly #expiring: Semaphore;
   readonly #live = new Map<SandboxId, Sandbox>();
   readonly #listeners = new Set<(run: RunId, id: SandboxId) => void>();
   readonly #registry: Registry;
@@ -125,6 +125,7 @@ export class Engine implements AsyncDisposable {
   readonly #snapshots: Snapshots;
   #unsubscribe = (): void => {};
   #closing: Promise<void> | undefined;
+  #draining = false;
 
   private constructor(ctx: Context) {
     this.#ctx = ctx;
@@ -132,6 +133,7 @@ export class Engine implements AsyncDisposable {
     this.#store = new TemplateStore(ctx, (id) => this.#pools.drop(id));
     this.#sampler = new Sampler(ctx);
     this.#creates = new IdempotentCreates(ctx);
+    this.#expiring = new Semaphore(ctx.config.pauseConcurrency);
     this.#deadlines = new Deadlines(ctx.clock, (id) =>
       ctx.tasks.spawn("expire", (signal) => this.#expiring.run(() => this.#expire(id, signal), signal)),
     );
@@ -192,6 +194,7 @@ export class Engine implements AsyncDisposable {
       const sandbox = Sandbox.adopted(ctx, s, s.run, engine.#registry.events);
       engine.#live.set(sandbox.id, sandbox);
       engine.#follow(sandbox);
+      if (sandbox.record.interrupted) engine.#deadlines.set(sandbox.id, sandbox.record.endAt);
     }
     await engine.#store.collect().catch((e: unknown) => {
       logger.warn({ error: messageOf(e) }, "unused artifacts were not collected");
@@ -248,7 +251,7 @@ export class Engine implements AsyncDisposable {
   /** The end becomes now + ms, also earlier; 0 or less ends it now. */
   async setTimeout(id: SandboxId, ms: number): Promise<void> {
     checkTimeout(ms, this.#ctx.config.maxTimeoutMs);
-    const sandbox = this.#running(id);
+    const sandbox = this.#timed(id);
     if (ms <= 0) {
       await sandbox.kill("expired");
       return;
@@ -259,7 +262,7 @@ export class Engine implements AsyncDisposable {
   /** The end becomes now + ms unless that is earlier. */
   async extend(id: SandboxId, ms: number): Promise<void> {
     checkTimeout(ms, this.#ctx.config.maxTimeoutMs);
-    const sandbox = this.#running(id);
+    const sandbox = this.#timed(id);
     const endAt = this.#ctx.clock.now() + ms;
     if (endAt > sandbox.record.endAt) this.#setEnd(sandbox, endAt);
   }
@@ -293,6 +296,7 @@ export class Engine implements AsyncDisposable {
   ): Promise<{ view: SandboxView; resumed: boolean }> {
     checkLifetime(timeoutMs, this.#ctx.config.maxTimeoutMs);
     const sandbox = this.#visible(id);
+    if (sandbox.state !== "running") this.#assertOpen();
     const resumed = await this.#resume(sandbox, timeoutMs, options, signal);
     return { view: this.#view(sandbox), resumed };
   }
@@ -300,7 +304,14 @@ export class Engine implements AsyncDisposable {
   /** False: it was paused already. Joins a pause that runs. */
   async pause(id: SandboxId, options: PauseOptions, signal: AbortSignal): Promise<boolean> {
     this.#assertOpen();
-    return await this.#pauser.pause(this.#visible(id), options, signal);
+    const sandbox = this.#visible(id);
+    if (sandbox.state === "paused" && sandbox.record.interrupted) {
+      // To its owner it ran until now.
+      sandbox.settle();
+      this.#deadlines.delete(id);
+      return true;
+    }
+    return await this.#pauser.pause(sandbox, options, signal);
   }
 
   /** The state of a running or paused sandbox, kept under a name or without; the sandbox goes on. */
@@ -375,7 +386,8 @@ export class Engine implements AsyncDisposable {
       await orAborted(phase.done, signal);
     if (!sandbox || sandbox.run || !wakes(sandbox)) return this.route(id);
     this.#assertOpen();
-    const timeoutMs = Math.max(sandbox.record.timeoutMs, this.#ctx.config.trafficTimeoutMs);
+    const { record } = sandbox;
+    const timeoutMs = record.autoResume ? Math.max(record.timeoutMs, this.#ctx.config.trafficTimeoutMs) : 0;
     await this.#resume(sandbox, timeoutMs, {}, signal);
     return this.route(id);
   }
@@ -463,6 +475,16 @@ export class Engine implements AsyncDisposable {
     return [...this.#ctx.runs.values()].flatMap((run) => run.resources());
   }
 
+  /**
+   * Before the node stops: nothing new is begun, and what runs is paused, so many at once, until the signal aborts. What
+   * is not paused by then goes on running. After the next start traffic wakes them, and their time goes on.
+   */
+  async pauseAll(signal: AbortSignal): Promise<PausedAll> {
+    this.#draining = true;
+    await this.#pools.close();
+    return await pauseAll(this.#ctx, { pauser: this.#pauser, live: this.#live, turns: this.#expiring }, signal);
+  }
+
   /** The server leaves: sandboxes go on, spares end. */
   close(): Promise<void> {
     this.#closing ??= this.#close();
@@ -516,11 +538,12 @@ export class Engine implements AsyncDisposable {
   async #expire(id: SandboxId, signal: AbortSignal): Promise<void> {
     const sandbox = this.#live.get(id);
     // It may have been extended while it waited for its turn.
-    if (sandbox?.state !== "running" || sandbox.record.endAt > this.#ctx.clock.now()) return;
+    if (!sandbox || !isTimed(sandbox) || sandbox.record.endAt > this.#ctx.clock.now()) return;
     const { onTimeout, pauseMemory } = sandbox.record;
     try {
       if (onTimeout === "kill") await sandbox.kill("expired");
-      else await this.#pauser.pause(sandbox, { memory: pauseMemory }, signal);
+      else if (sandbox.state === "paused") sandbox.settle();
+      else if (!this.#draining) await this.#pauser.pause(sandbox, { memory: pauseMemory }, signal);
     } catch (e) {
       if (sandbox.state !== "running" || signal.aborted) return;
       this.#ctx.logger.error({ sandbox: id, onTimeout, error: messageOf(e) }, "a sandbox did not end; trying again");
@@ -531,7 +554,10 @@ export class Engine implements AsyncDisposable {
   /** Runs when it resolves, for timeoutMs at least. False: it ran already. */
   async #resume(sandbox: Sandbox, timeoutMs: number, options: ResumeOptions, signal: AbortSignal): Promise<boolean> {
     const { clock } = this.#ctx;
-    const resumed = await this.#pauser.resume(sandbox, () => clock.now() + timeoutMs, options, signal);
+    // The time of one that only its node paused goes on.
+    const endBefore = sandbox.record.interrupted ? sandbox.record.endAt : 0;
+    const end = (): number => Math.max(endBefore, clock.now() + timeoutMs);
+    const resumed = await this.#pauser.resume(sandbox, end, options, signal);
     const endAt = clock.now() + timeoutMs;
     if (sandbox.state === "running" && endAt > sandbox.record.endAt) this.#setEnd(sandbox, endAt);
     return resumed;
@@ -552,6 +578,12 @@ export class Engine implements AsyncDisposable {
     const sandbox = this.#live.get(id);
     if (sandbox && isVisible(sandbox)) return sandbox;
     throw notFound(id, this.#ctx.state.sandboxes.get(id));
+  }
+
+  /** One whose time runs. */
+  #timed(id: SandboxId): Sandbox {
+    const sandbox = this.#visible(id);
+    return isTimed(sandbox) ? sandbox : this.#running(id);
   }
 
   #running(id: SandboxId): Sandbox {
@@ -575,7 +607,7 @@ export class Engine implements AsyncDisposable {
   }
 
   #assertOpen(): void {
-    if (this.#closing) throw new AenvError("UNAVAILABLE", "the server is stopping");
+    if (this.#closing || this.#draining) throw new AenvError("UNAVAILABLE", "the server is stopping");
   }
 
   async #close(): Promise<void> {
@@ -601,8 +633,13 @@ function isVisible(sandbox: Sandbox): boolean {
 /** It runs soon in any case, or traffic makes it: not one without its memory, which would have to boot. */
 function wakes({ state, record, snapshot }: Sandbox): boolean {
   if (state === "resuming" || state === "rewinding") return true;
-  return record.autoResume && (state === "pausing" || (state === "paused" && hasMemory(snapshot)));
+  if (state === "pausing") return record.autoResume;
+  return (record.autoResume || record.interrupted) && state === "paused" && hasMemory(snapshot);
 }
+
+/** Its end is the business of the engine. */
+const isTimed = ({ state, record }: Sandbox): boolean =>
+  state === "running" || (state === "paused" && record.interrupted);
 
 const OWNER = "owner";
 

@@ -3,6 +3,7 @@ import { createHash, randomBytes } from "node:crypto";
 import { AenvError, deadline, messageOf, sleep } from "@aenv/base";
 import type { LayerRecord, SnapshotRecord } from "@aenv/state";
 import type { Context } from "./context.ts";
+import { checkDevice } from "./damage.ts";
 import type { Phases } from "./phases.ts";
 import { flatOf, stackOf } from "./memory-stack.ts";
 import type { GuestInit, LayerPortRef } from "./ports.ts";
@@ -148,6 +149,7 @@ export async function startRun(
 ): Promise<void> {
   const signal = deadline(START_DEADLINE_MS, parent);
   await ctx.step("load:before");
+  await checkDevice(snapshot);
   await phases.time("load", () => run.vm.load(snapshot.devicePath, signal));
   await ctx.step("resume:before");
   await phases.time("resume", () => run.vm.resume(signal));

@@ -11,6 +11,11 @@ import { quiesce } from "./quiesce.ts";
 import type { Sandbox } from "./sandbox.ts";
 import type { PauseOptions, ResumeOptions } from "./types.ts";
 
+interface Pause extends PauseOptions {
+  /** Nobody asked for it: the node stops. */
+  interrupted?: boolean;
+}
+
 /** Pause and resume: a sandbox out of its VM, and into another one. */
 export class Pauser {
   readonly #ctx: Context;
@@ -26,7 +31,7 @@ export class Pauser {
   }
 
   /** False: it was paused already. Joins a pause that runs; waits for a resume that does. */
-  async pause(sandbox: Sandbox, options: PauseOptions, caller: AbortSignal): Promise<boolean> {
+  async pause(sandbox: Sandbox, options: Pause, caller: AbortSignal): Promise<boolean> {
     const { pauses } = sandbox;
     for (;;) {
       const { phase } = sandbox;
@@ -86,9 +91,9 @@ export class Pauser {
     }
   }
 
-  async #pause(sandbox: Sandbox, options: PauseOptions, caller: AbortSignal): Promise<boolean> {
+  async #pause(sandbox: Sandbox, options: Pause, caller: AbortSignal): Promise<boolean> {
     const ctx = this.#ctx;
-    const { memory: keepMemory = true, requireHealthyGuest = false } = options;
+    const { memory: keepMemory = true, requireHealthyGuest = false, interrupted = false } = options;
     const phases = new Phases(ctx.clock);
     const { run, abort, end } = sandbox.beginPause();
     try {
@@ -108,7 +113,7 @@ export class Pauser {
           builds: true,
           cause: "pause",
           durable: true,
-          commit: (snapshot) => (committed = sandbox.pausedWith(snapshot)),
+          commit: (snapshot) => (committed = sandbox.pausedWith(snapshot, interrupted)),
         },
         phases,
         signal,

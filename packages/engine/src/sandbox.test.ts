@@ -30,6 +30,7 @@ function setUp() {
     onTimeout: "kill",
     pauseMemory: true,
     autoResume: false,
+    interrupted: false,
     timeoutMs: 60_000,
     allowInternetAccess: null,
     allowPublicTraffic: true,

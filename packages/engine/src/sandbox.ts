@@ -145,18 +145,26 @@ export class Sandbox {
   }
 
   /** pausing -> paused, in the transaction that commits the snapshot. Returns what to do once that is committed. */
-  pausedWith(snapshot: SnapshotRecord): () => void {
+  pausedWith(snapshot: SnapshotRecord, interrupted: boolean): () => void {
     return this.#prepareSet(
       { t: "paused" },
       () => {
         this.#ctx.state.sandboxes.setSnapshot(this.id, snapshot.id);
+        this.#ctx.state.sandboxes.setInterrupted(this.id, interrupted);
         this.#event("info", "sandbox paused", { snapshot: snapshot.id, memory: hasMemory(snapshot) })();
       },
       () => {
         this.pauses++;
+        this.record.interrupted = interrupted;
         this.#tookSnapshot(snapshot);
       },
     );
+  }
+
+  /** Its time is over: from now on it is paused as if that had been asked for. */
+  settle(): void {
+    this.record.interrupted = false;
+    this.#ctx.state.surely(() => this.#ctx.state.sandboxes.setInterrupted(this.id, false));
   }
 
   /** pausing -> running: nothing has changed. */
@@ -175,6 +183,8 @@ export class Sandbox {
   /** resuming -> running. */
   resumed(run: VmRun, endAt: number, autoPause: boolean | undefined): void {
     this.#set({ t: "running", run }, () => {
+      this.record.interrupted = false;
+      this.#ctx.state.sandboxes.setInterrupted(this.id, false);
       if (autoPause !== undefined) {
         this.record.onTimeout = autoPause ? "pause" : "kill";
         this.#ctx.state.sandboxes.setOnTimeout(this.id, this.record.onTimeout);
@@ -206,10 +216,12 @@ export class Sandbox {
     const also = (): void => {
       this.#ctx.state.sandboxes.setSnapshot(this.id, snapshot.id);
       this.#ctx.state.sandboxes.setTimes(this.id, startedAt, endAt);
+      this.#ctx.state.sandboxes.setInterrupted(this.id, false);
       this.#event("info", "sandbox rewound", { run: run.id, snapshot: snapshot.id })();
     };
     this.#set({ t: "running", run }, also, () => {
       this.record.endAt = endAt;
+      this.record.interrupted = false;
       this.lastRewind = { run, to: snapshot.id };
       this.#tookSnapshot(snapshot);
     });

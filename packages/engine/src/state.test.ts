@@ -501,3 +501,110 @@ test("a state that is collected leaves no hole in the lineage", async () => {
     ],
   );
 });
+
+test("a node that stops pauses what runs, so many at once; traffic wakes them after the next start, and their time goes on", async () => {
+  await using world = await World.make();
+  const life = await up(world, { config: { pauseConcurrency: 3 } });
+  const { engine } = life;
+  const ids = [];
+  for (let n = 0; n < 7; n++) ids.push((await create(life, { timeoutMs: 10 * MINUTE })).sandboxId);
+  const [one, two, three, four] = ids as [SandboxId, SandboxId, SandboxId, SandboxId];
+  const { sandboxId: owned } = await create(life, { autoPause: true, autoResume: true });
+  const { sandboxId: slow } = await create(life);
+  for (const id of ids) touch(life, id);
+  await engine.pause(owned, {}, signal);
+  await engine.pause(slow, {}, signal);
+  const saves = gate(life, "save");
+  // A resume that is under way comes to nothing: it stays paused.
+  const loads = Promise.withResolvers<void>();
+  const hook = life.driver.knobs.hook;
+  life.driver.knobs.hook = async (op, run) => {
+    if (op !== "load") return await hook?.(op, run);
+    loads.resolve();
+  };
+  const resume = engine.connect(slow, MINUTE, signal).catch((e: unknown) => e);
+  await loads.promise;
+  const all = engine.pauseAll(signal);
+  await saves.reached;
+  await until(() => engine.count().pausing === 3, "so many at once");
+  for (const begin of [
+    () => create(life),
+    () => engine.connect(owned, MINUTE, signal),
+    () => engine.resumeForTraffic(owned, signal),
+    () => engine.fork(one, { count: 1, timeoutMs: MINUTE }, signal),
+  ])
+    await assert.rejects(begin(), isCode("UNAVAILABLE"));
+  saves.open();
+  const { paused, left } = await all;
+  await resume;
+  assert.deepEqual(left, []);
+  assert.ok(paused === ids.length || paused === ids.length + 1, "the resume ended either way");
+  assert.equal(engine.count().paused, ids.length + 2);
+  await life.end();
+  assert.deepEqual(world.vmms.alive, []);
+
+  const next = await world.start();
+  assert.equal(next.engine.count().paused, ids.length + 2);
+  const endAt = next.engine.get(one).endAt;
+  await next.engine.resumeForTraffic(one, signal);
+  assert.equal(memoryOf(next, one), 1);
+  assert.equal(next.engine.get(one).endAt, endAt, "traffic does not change its end");
+  await next.engine.setTimeout(two, 20 * MINUTE);
+  await next.engine.connect(two, MINUTE, signal);
+  assert.equal(next.engine.get(two).endAt, world.clock.now() + 20 * MINUTE);
+  assert.equal(await next.engine.pause(three, {}, signal), true, "its owner has not paused it before");
+  assert.equal(await next.engine.pause(three, {}, signal), false);
+  assert.equal(await next.engine.resumeForTraffic(three, signal), undefined);
+  assert.equal(next.engine.get(four).state, "paused");
+  world.clock.advance(10 * MINUTE);
+  await until(
+    () => next.engine.count().paused === 3 && next.engine.count().running === 1,
+    "the time of others is over",
+  );
+  assert.throws(() => next.engine.get(four), /expired/);
+  assert.equal(next.engine.get(three).state, "paused");
+  assert.equal(next.engine.get(owned).state, "paused");
+});
+
+test("an interrupted sandbox with autoPause stays paused at the end of its time, and traffic does not wake it then", async () => {
+  await using world = await World.make();
+  const life = await up(world);
+  const { sandboxId: id } = await create(life, { autoPause: true });
+  await life.engine.pauseAll(signal);
+  await life.end();
+  const next = await world.start();
+  world.clock.advance(MINUTE);
+  await until(() => !next.state.sandboxes.get(id)?.interrupted, "its time is over");
+  assert.equal(next.engine.get(id).state, "paused");
+  assert.equal(await next.engine.resumeForTraffic(id, signal), undefined);
+  assert.equal((await next.engine.connect(id, MINUTE, signal)).resumed, true);
+});
+
+test("what cannot be paused before the deadline goes on, and the next server adopts it", async () => {
+  await using world = await World.make();
+  const life = await up(world);
+  const ids = [(await create(life)).sandboxId, (await create(life)).sandboxId];
+  const stuck = life.engine.route(ids[1] as SandboxId)?.run;
+  const reached = Promise.withResolvers<void>();
+  life.driver.knobs.hook = (op, run) => {
+    if (op !== "save" || run !== stuck) return Promise.resolve();
+    reached.resolve();
+    return new Promise((resolve) => limit.signal.addEventListener("abort", () => resolve()));
+  };
+  const limit = new AbortController();
+  const all = life.engine.pauseAll(limit.signal);
+  await reached.promise;
+  await until(() => life.engine.count().paused === 1, "the other one is paused");
+  limit.abort(new AenvError("DEADLINE", "too late"));
+  const { paused, left } = await all;
+  assert.equal(paused, 1);
+  assert.deepEqual(
+    left.map((l) => [l.sandboxId, l.error.code]),
+    [[ids[1], "DEADLINE"]],
+  );
+  await life.end();
+  assert.deepEqual(world.vmms.alive, [stuck]);
+  const next = await world.start();
+  assert.equal(next.engine.route(ids[1] as SandboxId)?.run, stuck);
+  assert.equal(next.engine.get(ids[0] as SandboxId).state, "paused");
+});

@@ -124,15 +124,16 @@ export class Snapshots {
   add(s: SnapshotRecord): void {
     this.#db.tx(() => {
       this.#db.run(
-        `INSERT INTO snapshots (id, parent, cause, sandbox, machine, device_path, disk_bytes, defaults, envd_version,
-           created_at)
-         VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`,
+        `INSERT INTO snapshots (id, parent, cause, sandbox, machine, device_path, device_crc, disk_bytes, defaults,
+           envd_version, created_at)
+         VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`,
         s.id,
         s.parent ?? null,
         s.cause,
         s.sandbox ?? null,
         JSON.stringify(s.machine),
         s.devicePath,
+        s.deviceCrc ?? null,
         s.diskBytes,
         JSON.stringify(s.defaults),
         s.envdVersion,
@@ -216,6 +217,7 @@ export class Snapshots {
       ...optional(r, "sandbox", "sandbox", (row, c) => parseSandboxId(text(row, c))),
       machine: json<MachineRecord>(r, "machine"),
       devicePath: text(r, "device_path"),
+      ...optional(r, "device_crc", "deviceCrc", int),
       memory: this.#db
         .all(
           "SELECT m.* FROM snapshot_memory s JOIN memory_files m ON m.id = s.file WHERE s.snapshot = ? ORDER BY s.position",

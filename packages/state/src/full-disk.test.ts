@@ -26,6 +26,7 @@ const sandbox = (): SandboxRecord => ({
   onTimeout: "kill",
   pauseMemory: true,
   autoResume: false,
+  interrupted: false,
   allowInternetAccess: null,
   allowPublicTraffic: true,
 });

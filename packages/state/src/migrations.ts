@@ -106,4 +106,9 @@ export const MIGRATIONS: readonly string[] = [
   `
   ALTER TABLE sandboxes ADD COLUMN timeout_ms INTEGER NOT NULL DEFAULT 0;
   `,
+  // A node that stops pauses what runs. A device state is checked before it is loaded.
+  `
+  ALTER TABLE sandboxes ADD COLUMN interrupted INTEGER NOT NULL DEFAULT 0;
+  ALTER TABLE snapshots ADD COLUMN device_crc INTEGER;
+  `,
 ];

@@ -75,6 +75,8 @@ export interface SnapshotRecord {
   machine: MachineRecord;
   /** Where `memory` is empty there is none: a launch is a cold boot of the disk. */
   devicePath: string;
+  /** CRC-32 of the device state; absent in those of older versions. */
+  deviceCrc?: number;
   /** The flat file that VMMs map, then the deltas on it, oldest first. */
   memory: MemoryFileRecord[];
   diskBytes: Bytes;
@@ -123,6 +125,8 @@ export interface SandboxRecord {
   /** At its timeout: false keeps the disk only. */
   pauseMemory: boolean;
   autoResume: boolean;
+  /** Paused because its node stopped, and nobody else asked for it: traffic wakes it, and its time goes on. */
+  interrupted: boolean;
   /** The lifetime that it was made with; traffic that wakes it gives it as much again. */
   timeoutMs: number;
   allowInternetAccess: boolean | null;

@@ -33,8 +33,8 @@ export class Sandboxes {
   insert(s: SandboxRecord): void {
     this.#db.run(
       `INSERT INTO sandboxes (id, team, template, snapshot, alias, state, run, started_at, end_at, metadata, env_vars,
-         secure, on_timeout, pause_memory, auto_resume, timeout_ms, internet, public_traffic, ended_at, cause)
-       VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`,
+         secure, on_timeout, pause_memory, auto_resume, interrupted, timeout_ms, internet, public_traffic, ended_at, cause)
+       VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`,
       s.id,
       s.team,
       s.template,
@@ -50,6 +50,7 @@ export class Sandboxes {
       s.onTimeout,
       s.pauseMemory ? 1 : 0,
       s.autoResume ? 1 : 0,
+      s.interrupted ? 1 : 0,
       s.timeoutMs,
       s.allowInternetAccess === null ? null : s.allowInternetAccess ? 1 : 0,
       s.allowPublicTraffic ? 1 : 0,
@@ -71,6 +72,10 @@ export class Sandboxes {
 
   setTimes(id: SandboxId, startedAt: number, endAt: number): void {
     this.#db.run("UPDATE sandboxes SET started_at = ?, end_at = ? WHERE id = ?", startedAt, endAt, id);
+  }
+
+  setInterrupted(id: SandboxId, interrupted: boolean): void {
+    this.#db.run("UPDATE sandboxes SET interrupted = ? WHERE id = ?", interrupted ? 1 : 0, id);
   }
 
   setOnTimeout(id: SandboxId, what: SandboxRecord["onTimeout"]): void {
@@ -293,6 +298,7 @@ const sandbox = (r: Row): SandboxRecord => ({
   onTimeout: oneOf(["kill", "pause"], text(r, "on_timeout"), "end action"),
   pauseMemory: bool(r, "pause_memory"),
   autoResume: bool(r, "auto_resume"),
+  interrupted: bool(r, "interrupted"),
   timeoutMs: int(r, "timeout_ms"),
   allowInternetAccess: r["internet"] === null ? null : bool(r, "internet"),
   allowPublicTraffic: bool(r, "public_traffic"),

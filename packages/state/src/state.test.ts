@@ -54,6 +54,7 @@ const sandbox = (over: Partial<SandboxRecord> = {}): SandboxRecord => ({
   onTimeout: "kill",
   pauseMemory: true,
   autoResume: false,
+  interrupted: false,
   timeoutMs: 60_000,
   allowInternetAccess: null,
   allowPublicTraffic: true,
@@ -300,7 +301,7 @@ test("samples are bounded by age and by number", () => {
 
 const FIXTURES = join(import.meta.dirname, "../test/fixtures");
 
-for (const version of [1, 2, 3, 4])
+for (const version of [1, 2, 3, 4, 5])
   test(`a database of schema ${version} opens, keeps all it had, and takes what is new`, async () => {
     const path = fresh();
     await copyFile(join(FIXTURES, `v${version}.db`), path);
