@@ -80,7 +80,8 @@ async function go(
     await handOver(ctx, run, { id, record, snapshot }, { cause: "resume" }, limitMs, phases, signal);
     await ctx.step("rewind-commit:before");
     signal.throwIfAborted();
-    const endAt = before ? record.endAt : ctx.clock.now() + ctx.config.trafficTimeoutMs;
+    const timed = before !== undefined || record.interrupted;
+    const endAt = timed ? record.endAt : ctx.clock.now() + ctx.config.trafficTimeoutMs;
     sandbox.rewound(run, snapshot, endAt);
     undo.move();
     if (before) registry.events.runEnded(before, sandbox);
