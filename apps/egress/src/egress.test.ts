@@ -1,13 +1,14 @@
 import assert from "node:assert/strict";
 import type { ChildProcess } from "node:child_process";
 import { once } from "node:events";
-import { existsSync, mkdtempSync, readFileSync } from "node:fs";
+import { existsSync, mkdtempSync, readFileSync, writeFileSync } from "node:fs";
 import { rm } from "node:fs/promises";
 import { connect } from "node:net";
 import { after, before, describe, test } from "node:test";
 import { silentLogger, sleep } from "@aenv/base";
 import { GatewayClient } from "@aenv/egress";
 import { run } from "@aenv/host";
+import { issue, makeAuthority } from "@aenv/names";
 import { egressPolicy, type EgressRules, Network, type NetworkOptions, type Slot } from "@aenv/network";
 import { frames, goOnInOwnNamespaces, world } from "@aenv/network/testing";
 import { clientHello, end, httpRequest, Peer, startGateway } from "../test/peers.ts";
@@ -40,6 +41,11 @@ let slot: Slot;
 let guest: world.FakeGuest;
 let inside: Peer;
 const folder = mkdtempSync("/tmp/aenv-egress-test-");
+/** The authority that everybody outside trusts, and that of the sandbox. */
+const worldAuthority = makeAuthority("world", Date.now());
+const worldFile = `${folder}/world.crt`;
+writeFileSync(worldFile, worldAuthority.cert);
+const own = makeAuthority("sandbox", Date.now());
 const socket = `${folder}/egress.sock`;
 
 const options = (): NetworkOptions => ({
@@ -51,7 +57,7 @@ const options = (): NetworkOptions => ({
 });
 
 async function openGateway(): Promise<void> {
-  daemon = await startGateway(socket, `${folder}/state`, GATEWAY_UID);
+  daemon = await startGateway(socket, `${folder}/state`, GATEWAY_UID, worldFile);
   while (!existsSync(socket)) await sleep(20);
 }
 
@@ -252,6 +258,97 @@ describe("with a proxy", () => {
     assert.equal(await inside.say(SITE, 443, clientHello("allowed.test")), `site ${SITE}\n`);
     assert.equal(await inside.say(SITE, 443, clientHello("denied.test")), "error ECONNRESET");
     assert.deepEqual(proxied().slice(from), [`${SITE}:443`]);
+  });
+});
+
+describe("with transforms", () => {
+  const TLS_SITE = "93.184.216.77";
+  const secret = { "x-secret": "for the server only", "X-Other": "1" };
+  const get = (name: string, more: object = {}, host = TLS_SITE): Promise<string> =>
+    inside.do("fetch", { host, port: 443, text: name, cert: own.cert, ...more });
+  const answered = (text: string): { method: string; url: string; headers: string[]; body: string } => {
+    assert.match(text, /^200 /);
+    return JSON.parse(text.slice(4)) as { method: string; url: string; headers: string[]; body: string };
+  };
+  const transform = async (r: Partial<EgressRules> = {}): Promise<void> =>
+    network.setPolicy(slot, {
+      ...egressPolicy({ allowInternet: null, rules: { "api.test": [{ transform: { headers: secret } }] }, ...r }),
+      authority: own,
+    });
+
+  before(async () => {
+    await world.ip("-n", "outside", "addr", "add", `${TLS_SITE}/32`, "dev", "lo");
+    const names = ["api.test", "plain.test", "a.wild.test", "a.b.wild.test", "api.wild.test"];
+    await outside.do("secure", { host: TLS_SITE, port: 443, ...issue(worldAuthority, names, Date.now()) });
+    await outside.do("records", { records: { ...RECORDS, "api.test": [TLS_SITE], "plain.test": [TLS_SITE] } });
+    await transform();
+  });
+
+  test("requests to the host get the headers in place of the guest's own, bodies and answers pass", async () => {
+    const headers = { "X-SECRET": "guest's", "x-mine": "kept" };
+    const got = answered(await get("api.test", { headers, body: "a body" }));
+    assert.deepEqual([got.method, got.url, got.body], ["POST", "/x?y", "a body"]);
+    const pairs = got.headers.flatMap((h, i) => (i % 2 === 0 ? [[h.toLowerCase(), got.headers[i + 1]]] : []));
+    assert.deepEqual(pairs.filter(([n]) => n?.startsWith("x-")).sort(), [
+      ["x-mine", "kept"],
+      ["x-other", "1"],
+      ["x-secret", "for the server only"],
+    ]);
+    assert.deepEqual(
+      pairs.filter(([n]) => n === "host"),
+      [["host", "api.test"]],
+    );
+  });
+
+  test("a connection that becomes another protocol gets them as well", async () => {
+    const headers = { connection: "Upgrade", upgrade: "echo" };
+    assert.equal(await get("api.test", { headers }), "101 for the server onlyping");
+  });
+
+  test("other hosts are not opened", async () => {
+    assert.equal(await get("plain.test"), "error SELF_SIGNED_CERT_IN_CHAIN");
+    const got = answered(await get("plain.test", { cert: worldAuthority.cert }));
+    assert.ok(!got.headers.includes("for the server only"));
+    assert.equal(await inside.say(SITE, 443, "SSH-2.0-x\r\n"), `site ${SITE}\n`);
+  });
+
+  test("nobody but the host's own server learns the headers", async () => {
+    // A server that only the sandbox's authority vouches for.
+    await world.ip("-n", "outside", "addr", "add", "93.184.216.78/32", "dev", "lo");
+    await outside.do("secure", { host: "93.184.216.78", port: 443, ...issue(own, ["api.test"], Date.now()) });
+    assert.match(await get("api.test", {}, "93.184.216.78"), /^502 /);
+    assert.match(await get("api.test", { headers: { host: "plain.test" } }), /^421 /);
+  });
+
+  test("the longest wildcard holds where no row names the host, and a change cuts what goes on under the old one", async () => {
+    const rows = { "*.b.wild.test": "long", "*.wild.test": "short", "api.wild.test": "exact" };
+    const rules_ = Object.fromEntries(
+      Object.entries(rows).map(([d, v]) => [d, [{ transform: { headers: { "x-row": v } } }]]),
+    );
+    await transform({ rules: rules_ });
+    for (const [name, row] of [
+      ["a.b.wild.test", "long"],
+      ["a.wild.test", "short"],
+      ["api.wild.test", "exact"],
+    ] as const)
+      assert.ok(answered(await get(name)).headers.includes(row), name);
+  });
+
+  test("a transform opens nothing that the rules close, and goes through the proxy", async () => {
+    await transform({ denyOut: [TLS_SITE] });
+    assert.match(await get("api.test"), /^error E(HOSTUNREACH|CONNRESET)/);
+    await transform({ allowOut: ["plain.test"], denyOut: CLOSED });
+    assert.equal(await get("api.test"), "error ECONNRESET");
+    await transform({ egressProxy: { address: `${OTHER_SITE}:1080` } });
+    const from = outside.events.all.length;
+    assert.ok(answered(await get("api.test")).headers.includes("for the server only"));
+    assert.deepEqual(
+      outside.events.all
+        .slice(from)
+        .filter((e) => e.event === "proxied")
+        .map((e) => e.text),
+      [`${TLS_SITE}:443`],
+    );
   });
 });
 

@@ -6,7 +6,8 @@ import { mkdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { createServer } from "node:net";
 import { join } from "node:path";
 import { parseArgs } from "node:util";
-import { EgressGateway, listenDns, Names, obey, systemLookup } from "@aenv/egress";
+import { EgressGateway, listenDns, Names, obey, systemLookup, Transformer } from "@aenv/egress";
+import { issue } from "@aenv/names";
 import pino from "pino";
 import { choosePorts, type Ports, reenter, TRANSPARENT_FD } from "./listener.ts";
 
@@ -42,9 +43,14 @@ reenter(ports.tcpPort);
 const destination = pino.destination({ dest: log, sync: true, append: true, maxLength: 1024 * 1024 });
 // Guests can fill the host's disk: that may cost lines of the log, nothing else.
 destination.on("error", () => {});
-const logger = pino({ name: "egress" }, destination);
+const logger = pino({ name: "egress", level: process.env["AENV_LOG_LEVEL"] ?? "info" }, destination);
 const now = (): number => performance.now();
-const gateway = new EgressGateway({ names: new Names(systemLookup(), now), logger, now });
+const transformer = new Transformer({
+  issue: (authority, name) => issue(authority, [name], Date.now()),
+  logger,
+  now,
+});
+const gateway = new EgressGateway({ names: new Names(systemLookup(), now), transformer, logger, now });
 
 const transparent = createServer({ allowHalfOpen: true, pauseOnConnect: true, noDelay: true }, (s) => {
   void gateway.serve(s);

@@ -1,6 +1,7 @@
 /** A machine of the internet or a program in a guest: obeys JSON lines on stdin, answers and reports on stdout. */
 import { createSocket } from "node:dgram";
 import { Resolver } from "node:dns/promises";
+import { createServer as createSecureServer, request } from "node:https";
 import { connect, createServer, type Socket } from "node:net";
 import { createInterface } from "node:readline";
 import { messageOf } from "@aenv/base";
@@ -14,6 +15,10 @@ interface Command {
   text: string;
   records: Record<string, string[]>;
   login: string;
+  cert: string;
+  key: string;
+  headers?: Record<string, string>;
+  body?: string;
 }
 
 const tell = (o: object): boolean => process.stdout.write(`${JSON.stringify(o)}\n`);
@@ -60,6 +65,57 @@ const acts: Record<string, (c: Command) => Promise<string> | string> = {
     records = c.records;
     return "";
   },
+  /** An HTTPS site: answers with what it got, as JSON. */
+  secure: ({ host, port, cert, key }) =>
+    new Promise((resolve) => {
+      const server = createSecureServer({ cert, key }, (req, res) => {
+        void Array.fromAsync(req as AsyncIterable<Buffer>).then((parts) => {
+          const body = Buffer.concat(parts).toString();
+          res.setHeader("x-site", "yes");
+          res.end(JSON.stringify({ method: req.method, url: req.url, headers: req.rawHeaders, body }));
+        });
+      });
+      server.on("upgrade", (req, s) => {
+        s.on("error", () => {});
+        s.write(
+          `HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n${req.headers["x-secret"]}`,
+        );
+        s.pipe(s);
+      });
+      server.listen(port, host, () => resolve(""));
+    }),
+  /** An HTTPS request to an address under a name; `cert` is the authority it trusts. The answer, or `error <code>`. */
+  fetch: ({ host, port, text: name, cert, headers = {}, body = "" }) =>
+    new Promise((resolve) => {
+      const options = {
+        host,
+        port,
+        servername: name,
+        ca: cert,
+        headers: { host: name, ...headers },
+        method: body === "" ? "GET" : "POST",
+      };
+      const req = request({ ...options, path: "/x?y", agent: false }, (res) => {
+        void Array.fromAsync(res as AsyncIterable<Buffer>).then((parts) =>
+          resolve(`${res.statusCode} ${Buffer.concat(parts).toString()}`),
+        );
+      });
+      req.on("upgrade", (res, s: Socket, head: Buffer) => {
+        s.on("error", () => {});
+        let got = head.toString();
+        const look = (): void => {
+          if (got.endsWith("ping")) resolve(`${res.statusCode} ${got}`);
+        };
+        s.on("data", (d: Buffer) => {
+          got += d.toString();
+          look();
+        });
+        s.write("ping");
+        look();
+      });
+      req.on("error", (e: NodeJS.ErrnoException) => resolve(`error ${e.code}`));
+      req.end(body);
+    }),
   /** A SOCKS5 proxy; `login` is `user:password` or empty. */
   socks: ({ host, port, login }) =>
     new Promise((resolve) => {

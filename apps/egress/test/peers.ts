@@ -54,10 +54,18 @@ export async function end(child: ChildProcess, signal: NodeJS.Signals = "SIGKILL
 }
 
 /** The egress daemon as the server starts it. */
-export async function startGateway(socket: string, state: string, uid: number): Promise<ChildProcess> {
+export async function startGateway(
+  socket: string,
+  state: string,
+  uid: number,
+  authorities: string,
+): Promise<ChildProcess> {
   const main = `${import.meta.dirname}/../src/main.ts`;
   const args = [main, "--socket", socket, "--state", state, "--uid", String(uid), "--log", `${state}.log`];
-  return spawn(process.execPath, args, { stdio: ["ignore", "inherit", "inherit"] });
+  return spawn(process.execPath, args, {
+    stdio: ["ignore", "inherit", "inherit"],
+    env: { ...process.env, NODE_EXTRA_CA_CERTS: authorities },
+  });
 }
 
 /** The first message of a TLS client that asks for this name (RFC 8446, RFC 6066). */

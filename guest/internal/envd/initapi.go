@@ -29,6 +29,8 @@ type initBody struct {
 	Entropy        string            `json:"entropy"`
 	LifecycleID    string            `json:"lifecycleID"`
 	Cause          string            `json:"cause"`
+	// One certificate (PEM) that the machine's programs shall trust.
+	CABundle string `json:"caBundle"`
 }
 
 const maxInitBody = 4 << 20
@@ -76,6 +78,10 @@ func (s *server) postInit(w http.ResponseWriter, r *http.Request) {
 	}
 	if body.MachineID != "" && !validMachineID(body.MachineID) {
 		fail(w, http.StatusBadRequest, "machineId is not 32 lower-case hex digits")
+		return
+	}
+	if body.CABundle != "" && !validAuthority(body.CABundle) {
+		fail(w, http.StatusBadRequest, "caBundle is not the certificate of one authority")
 		return
 	}
 	entropy, err := base64.StdEncoding.DecodeString(body.Entropy)
@@ -126,6 +132,9 @@ func (s *state) apply(b *initBody) (newRun, fresh bool, settle func()) {
 	}
 	if b.LifecycleID != "" {
 		s.lifecycleID = b.LifecycleID
+	}
+	if b.CABundle != "" {
+		s.trusts = true
 	}
 	if b.SandboxID != "" {
 		s.sandboxID = b.SandboxID
@@ -181,6 +190,11 @@ func (s *server) applyToMachine(b *initBody, entropy []byte) error {
 	if b.Hostname != "" {
 		if err := setHostname(b.Hostname); err != nil {
 			return fmt.Errorf("hostname: %w", err)
+		}
+	}
+	if b.CABundle != "" {
+		if err := trust("/", b.CABundle); err != nil {
+			return fmt.Errorf("authority: %w", err)
 		}
 	}
 	return nil

@@ -22,6 +22,8 @@ type state struct {
 	templateID  string
 	lifecycleID string
 	lastInit    time.Time
+	// trusts: the node's authority was added to those of the machine.
+	trusts bool
 	// settled is closed when the files that follow an identity change are written; starting a process waits for it.
 	settled chan struct{}
 	file    *os.File
@@ -32,6 +34,7 @@ type saved struct {
 	Env                                                map[string]string
 	Token, User, Workdir, Sandbox, Template, Lifecycle string
 	LastInit                                           time.Time
+	Trusts                                             bool
 }
 
 // keepIn takes over what the file holds and writes every later change to it.
@@ -45,6 +48,7 @@ func (s *state) keepIn(f *os.File) {
 	}
 	s.env, s.token, s.user, s.workdir = old.Env, old.Token, old.User, old.Workdir
 	s.sandboxID, s.templateID, s.lifecycleID, s.lastInit = old.Sandbox, old.Template, old.Lifecycle, old.LastInit
+	s.trusts = old.Trusts
 }
 
 func (s *state) save() error {
@@ -53,7 +57,7 @@ func (s *state) save() error {
 	if s.file == nil {
 		return nil
 	}
-	data, err := json.Marshal(saved{s.env, s.token, s.user, s.workdir, s.sandboxID, s.templateID, s.lifecycleID, s.lastInit})
+	data, err := json.Marshal(saved{s.env, s.token, s.user, s.workdir, s.sandboxID, s.templateID, s.lifecycleID, s.lastInit, s.trusts})
 	if err != nil {
 		return err
 	}
@@ -87,6 +91,11 @@ func (s *state) globalEnv() map[string]string {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	out := make(map[string]string, len(s.env))
+	if s.trusts {
+		for k, v := range trustEnv("/") {
+			out[k] = v
+		}
+	}
 	for k, v := range s.env {
 		out[k] = v
 	}

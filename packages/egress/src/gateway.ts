@@ -6,6 +6,7 @@ import { Judge, type Subject } from "./judge.ts";
 import { Names, Pins } from "./names.ts";
 import { MAX_SNIFF, sniff } from "./sniff.ts";
 import { socksConnect } from "./socks.ts";
+import type { Transformer } from "./transform.ts";
 
 /** How long a guest may take for its first word, and a server or proxy to answer. */
 const WORD_MS = 15_000;
@@ -36,6 +37,8 @@ interface Connection {
 
 export interface GatewayOptions {
   names: Names;
+  /** Without one there are no transforms. */
+  transformer?: Transformer;
   logger: Logger;
   /** Milliseconds. */
   now: () => number;
@@ -153,7 +156,15 @@ export class EgressGateway {
       this.#o.logger.info({ guest: guest.address, ...subject }, "refused");
       return cut(c);
     }
-    if (verdict !== "relay") throw new AenvError("UNIMPLEMENTED", "transforms");
+    if (verdict !== "relay") {
+      const { authority } = judge.policy;
+      const { transformer } = this.#o;
+      if (!authority || !transformer || subject.name === undefined)
+        throw new AenvError("INTERNAL", "a transform without an authority");
+      socket.unshift(first);
+      const dial = (): Promise<Socket> => this.#dial(judge.policy, to, c);
+      return transformer.serve({ socket, name: subject.name, authority, transform: verdict.transform, dial });
+    }
     const upstream = await this.#dial(judge.policy, to, c);
     if (first.length > 0) upstream.write(first);
     c.joined = true;

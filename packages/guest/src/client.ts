@@ -127,6 +127,19 @@ export class GuestClient {
     return { hooks: headers["x-aenv-hooks"] !== undefined };
   }
 
+  /** The programs of the guest trust this authority (PEM) from then on. `token` is the guest's, empty where it has none. */
+  async trust(authority: string, token: string, signal: AbortSignal): Promise<void> {
+    await this.#t.fetch(
+      {
+        method: "POST",
+        path: "/init",
+        headers: { "content-type": "application/json", ...(token === "" ? {} : { "X-Access-Token": token }) },
+        body: Buffer.from(JSON.stringify({ timestamp: new Date().toISOString(), caBundle: authority })),
+      },
+      signal,
+    );
+  }
+
   /**
    * Runs the guest's hooks of a phase, one after the other; those that fail are in the result. The guest gives them 10 s
    * together. DEADLINE where it does not begin to answer within `answerMs`.

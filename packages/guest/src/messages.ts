@@ -20,6 +20,8 @@ export interface GuestInit {
   /** The run id. A new one makes the guest close every older connection. */
   lifecycleID: string;
   cause: "create" | "resume" | "fork" | "boot";
+  /** One authority's certificate (PEM): the programs of the guest trust it from then on. */
+  caBundle?: string;
   /** Of a child of a fork: given to hooks as AENV_FORK_INDEX and AENV_SEED. */
   forkIndex?: number;
   /** Decimal, below 2^63. */

@@ -290,7 +290,10 @@ export class Network {
   /** Removes every slot of this instance that is neither owned nor in the pool. */
   async sweep(): Promise<SweepReport> {
     const owned = [...this.#entries.values()].filter((e) => e.state === "used");
-    await this.#options.gateway?.retain(owned.map((e) => e.plan.hostIp));
+    await this.#options.gateway
+      ?.retain(owned.map((e) => e.plan.hostIp))
+      // One that is away knows of nobody when it is back.
+      .catch((e: unknown) => this.#logger.warn({ error: messageOf(e) }, "the egress gateway was not told who is left"));
     for (const index of await host.inventory(this.#instance.id)) {
       if (!this.#entries.has(index))
         this.#entries.set(index, { plan: planSlot(this.#instance, index), state: "unclaimed" });

@@ -64,6 +64,14 @@ export interface EgressPolicy {
   proxy?: SocksProxy;
   /** What is done to requests over HTTPS, port 443; at most one row a name. */
   transforms?: readonly HostTransform[];
+  /** Of the certificates that guests get where there are transforms. */
+  authority?: Authority;
+}
+
+/** A certificate and its private key, PEM. */
+export interface Authority {
+  cert: string;
+  key: string;
 }
 
 export interface SocksProxy {
