@@ -39,12 +39,14 @@ function refuseEgress(prefix: string, egress: Egress, features: Features): void 
       throw lacking(`${prefix}${name}`, "Leave it out: this version has no network rules.");
   }
   if (egress.egressProxy && !features.egressRules) throw lacking(`${prefix}egressProxy`, "Set a proxy by envVars.");
-  if (Object.keys(egress.rules ?? {}).length > 0) throw lacking(`${prefix}rules`, "Leave it out.");
+  if (Object.keys(egress.rules ?? {}).length > 0 && !features.egressRules)
+    throw lacking(`${prefix}rules`, "Leave it out.");
 }
 
-const rulesOf = ({ allowOut, denyOut, egressProxy }: Egress): NetworkRules => ({
+const rulesOf = ({ allowOut, denyOut, rules, egressProxy }: Egress): NetworkRules => ({
   ...(allowOut?.length ? { allowOut } : {}),
   ...(denyOut?.length ? { denyOut } : {}),
+  ...(rules && Object.keys(rules).length > 0 ? { rules: transformsOf(rules) } : {}),
   ...(egressProxy
     ? {
         egressProxy: {
@@ -55,6 +57,15 @@ const rulesOf = ({ allowOut, denyOut, egressProxy }: Egress): NetworkRules => ({
       }
     : {}),
 });
+
+/** What this version knows of each rule. */
+const transformsOf = (rules: NonNullable<Egress["rules"]>): NonNullable<NetworkRules["rules"]> =>
+  Object.fromEntries(
+    Object.entries(rules).map(([domain, list]) => [
+      domain,
+      list.map(({ transform }) => (transform?.headers ? { transform: { headers: transform.headers } } : {})),
+    ]),
+  );
 
 /** From a checked body of PUT /sandboxes/{id}/network. */
 export function egressOptions(body: SandboxNetworkUpdate, features: Features): EgressOptions {

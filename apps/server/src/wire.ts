@@ -91,11 +91,12 @@ export function detailOf(v: SandboxView, domain: string): SandboxDetail {
 
 /** Only what was asked for: absent means the defaults. */
 function networkOf({ network, trafficAccessToken }: SandboxView): Pick<SandboxDetail, "network"> {
-  const { allowOut, denyOut, egressProxy } = network;
+  const { allowOut, denyOut, rules, egressProxy } = network;
   const found = {
     ...(trafficAccessToken === undefined ? {} : { allowPublicTraffic: false }),
     ...(allowOut ? { allowOut: [...allowOut] } : {}),
     ...(denyOut ? { denyOut: [...denyOut] } : {}),
+    ...(rules ? { rules: { ...rules } } : {}),
     // Never its password.
     ...(egressProxy
       ? {

@@ -11,7 +11,8 @@ import { damageOf, Engine, type Route } from "@aenv/engine";
 import { GuestClient } from "@aenv/guest";
 import { Cgroups, guestResolvers, tlsFolder } from "@aenv/host";
 import { readBaseManifest } from "@aenv/images";
-import { Certificates, DnsServer } from "@aenv/names";
+import { Certificates, DnsServer, makeAuthority } from "@aenv/names";
+
 import { Network, type NetworkOptions } from "@aenv/network";
 import { createEdge, createFrontServer, type Asleep, type Edge, type EdgeError, type Target } from "@aenv/proxy";
 import { State } from "@aenv/state";
@@ -82,6 +83,7 @@ export async function openNode(config: ServerConfig, logger: Logger, signal: Abo
       driver,
       network,
       cgroups,
+      makeAuthority: (name) => makeAuthority(name, Date.now()),
       guestFactory: (target) => new GuestClient(target),
       clock: systemClock,
       logger,

@@ -1,5 +1,6 @@
 import { type Clock, type Logger, type RunId, type Semaphore, TaskGroup } from "@aenv/base";
 import type { MemoryPort } from "@aenv/memory";
+import type { Authority } from "@aenv/network";
 import type { State } from "@aenv/state";
 import type { VmmDriver } from "@aenv/vmm";
 import type { EngineConfig } from "./config.ts";
@@ -32,6 +33,8 @@ export interface Context {
   readonly runs: Map<RunId, VmRun>;
   /** Bytes that the file system of a path has left. */
   freeBytes(path: string): number;
+  /** A certificate authority for one sandbox; absent: no transforms. */
+  makeAuthority?: ((name: string) => Authority) | undefined;
   /** The last resource of a run is free. */
   released(run: VmRun): void;
   /** Called before and after every effect of a launch or capture; tests fail or park here. */

@@ -190,7 +190,7 @@ export class Creator {
       autoResume: options.autoResume ?? false,
       interrupted: false,
       timeoutMs: options.timeoutMs,
-      ...egressRules({ allowInternetAccess: options.allowInternetAccess ?? null, ...options.network }),
+      ...egressRules(this.#ctx, { allowInternetAccess: options.allowInternetAccess ?? null, ...options.network }),
       allowPublicTraffic: options.allowPublicTraffic ?? true,
     };
   }

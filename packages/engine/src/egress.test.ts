@@ -83,3 +83,30 @@ test("the next server has the rules, and makes them true where the last one died
   assert.deepEqual(engine.get(sandboxId).network, RULES);
   assert.deepEqual(policies(world), [CLOSED]);
 });
+
+test("a guest trusts its sandbox's own authority from the first transform on, and the key is never shown", async () => {
+  await using world = await World.make();
+  const { engine } = await up(world);
+  const rules = { "api.example.com": [{ transform: { headers: { "X-Key": "k" } } }] };
+  const authority = { cert: "certificate of AgentENV sandbox egress", key: "key" };
+  const first = await engine.create(box({ network: { rules } }), signal);
+  assert.equal(world.inits.at(-1)?.body.caBundle, authority.cert);
+  assert.deepEqual(policies(world).at(-1)?.authority, authority);
+  assert.deepEqual(engine.get(first.sandboxId).network, { rules });
+  await engine.kill(first.sandboxId);
+
+  const { sandboxId } = await engine.create(box(), signal);
+  assert.equal(world.inits.at(-1)?.body.caBundle, undefined);
+  await engine.setNetwork(sandboxId, { rules });
+  assert.deepEqual(
+    world.trusted.map((t) => t.authority),
+    [authority.cert],
+  );
+  assert.notEqual(world.trusted[0]?.token, "");
+  assert.deepEqual(policies(world).at(-1)?.authority, authority);
+  // It stays trusted, and is not made or told again.
+  await engine.setNetwork(sandboxId, {});
+  await engine.setNetwork(sandboxId, { rules });
+  assert.equal(world.trusted.length, 1);
+  assert.deepEqual(engine.get(sandboxId).network, { rules });
+});

@@ -2,6 +2,7 @@ import { mkdir } from "node:fs/promises";
 import {
   AenvError,
   type Clock,
+  deadline,
   type Logger,
   messageOf,
   newLayerId,
@@ -10,6 +11,7 @@ import {
   Semaphore,
   TaskGroup,
 } from "@aenv/base";
+import type { Authority } from "@aenv/network";
 import { type MemoryPort, MemoryWorkers } from "@aenv/memory";
 import { isAlive, type ProcIdentity, procIdentity } from "@aenv/host";
 import { DEFAULT_TEAM, type State } from "@aenv/state";
@@ -84,6 +86,8 @@ export interface EngineDeps {
   clock: Clock;
   logger: Logger;
   config: EngineConfigInput;
+  /** A certificate authority for one sandbox; without it there are no transforms. */
+  makeAuthority?: (name: string) => Authority;
   /** Bytes that the file system of a path has left; for tests. */
   freeBytes?: (path: string) => number;
   /** For tests: called before and after every effect of a launch or capture; may throw or never return. */
@@ -272,14 +276,19 @@ export class Engine implements AsyncDisposable {
    * the rules before it hold.
    */
   async setNetwork(id: SandboxId, options: EgressOptions): Promise<void> {
-    const rules = egressRules(options);
     const sandbox = this.#running(id);
     const { run, record } = sandbox;
     if (!run) throw notFound(id);
+    const rules = egressRules(this.#ctx, options, record.network);
+    const { authority } = rules.network;
     const before = { allowInternetAccess: record.allowInternetAccess, network: record.network ?? {} };
     // Recorded first: a server that dies in between makes it true when it recovers.
     sandbox.setEgress(rules);
     try {
+      if (authority && !before.network.authority) {
+        const token = record.secure ? this.#ctx.tokens.access(id) : "";
+        await run.guest.trust(authority.cert, token, deadline(this.#ctx.config.initDeadlineMs));
+      }
       await setEgress(this.#ctx, run, rules);
     } catch (e) {
       if (record.network === rules.network && sandbox.run === run) sandbox.setEgress(before);

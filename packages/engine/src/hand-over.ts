@@ -27,6 +27,7 @@ export async function handOver(
     accessToken: record.secure ? ctx.tokens.access(sandbox.id) : "",
     currentToken: ctx.tokens.captured(snapshot),
     defaults: snapshot.defaults,
+    ...(record.network?.authority ? { caBundle: record.network.authority.cert } : {}),
     ...why,
   };
   // One that is hot has answered before.

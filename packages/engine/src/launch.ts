@@ -208,6 +208,8 @@ export interface Identity {
   currentToken?: string | undefined;
   defaults: SnapshotRecord["defaults"];
   cause: GuestInit["cause"];
+  /** A certificate that the guest's programs shall trust. */
+  caBundle?: string;
   /** Of a child of a fork: which one of its siblings it is, and a seed that no other has. */
   fork?: { index: number; seed: string };
 }
@@ -273,6 +275,7 @@ function initBody(ctx: Context, run: VmRun, identity: Identity): GuestInit {
     entropy: randomBytes(64).toString("base64"),
     lifecycleID: run.id,
     cause: identity.cause,
+    ...(identity.caBundle === undefined ? {} : { caBundle: identity.caBundle }),
     ...(identity.fork === undefined ? {} : { forkIndex: identity.fork.index, seed: identity.fork.seed }),
   };
 }

@@ -49,7 +49,10 @@ export interface CgroupsPort {
 }
 
 export type NetworkPort = Pick<Network, "ensure" | "acquire" | "release" | "adopt" | "sweep" | "setPolicy">;
-export type GuestPort = Pick<GuestClient, "health" | "waitReady" | "init" | "hooks" | "exec" | "metrics" | "close">;
+export type GuestPort = Pick<
+  GuestClient,
+  "health" | "waitReady" | "init" | "trust" | "hooks" | "exec" | "metrics" | "close"
+>;
 
 /** One client per VM run: its connections never serve another. */
 export type GuestFactory = (target: { host: string; accessToken?: string }) => GuestPort;

@@ -59,6 +59,7 @@ export class World implements AsyncDisposable {
   readonly inits: { host: string; body: GuestInit; currentToken?: string }[] = [];
   /** So many changes of a policy fail. */
   policyFails = 0;
+  readonly trusted: { host: string; authority: string; token: string }[] = [];
   readonly policies = new Map<number, EgressPolicy>();
   /** How the agents of guests behave that answer from now on. */
   mood: GuestMood = "well";
@@ -204,6 +205,7 @@ export class Life {
       cgroups: this.#alive(this.#cgroups()),
       guestFactory: ({ host }) => this.#alive(this.#guest(host)),
       freeBytes: () => w.freeBytes,
+      makeAuthority: (name) => ({ cert: `certificate of ${name}`, key: "key" }),
       config: { home: w.home, instance: "abcd", runRoot: w.runRoot, pool: NO_SPARES, ...config },
       ...(onStep === undefined ? {} : { onStep: (name) => (this.#dead ? never() : onStep(name)) }),
     });
@@ -365,6 +367,10 @@ export class Life {
         await answer(signal);
         w.inits.push({ host, body, ...(currentToken === undefined ? {} : { currentToken }) });
         return { hooks: w.hooks !== undefined };
+      },
+      trust: async (authority, token, signal) => {
+        await answer(signal);
+        w.trusted.push({ host, authority, token });
       },
       hooks: async (request, _options, signal) => {
         await answer(signal);

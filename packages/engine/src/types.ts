@@ -1,6 +1,6 @@
 /** What the engine shows to the API, the edge and the tools. Times are milliseconds since the epoch. */
 import type { AenvError, Bytes, LayerId, RunId, SandboxId, SnapshotId, TemplateId } from "@aenv/base";
-import type { ProxyRule } from "@aenv/network";
+import type { ProxyRule, TransformRule } from "@aenv/network";
 import type { RunPurpose, SandboxState, SnapshotCause } from "@aenv/state";
 import type { Machine } from "@aenv/vmm";
 
@@ -43,6 +43,8 @@ export interface NetworkRules {
   denyOut?: readonly string[];
   /** SOCKS5: everything over TCP goes through it, and nothing else leaves. */
   egressProxy?: ProxyRule | null;
+  /** By domain: headers that requests over HTTPS get. */
+  rules?: Readonly<Record<string, readonly TransformRule[]>> | null;
 }
 
 /** All that decides what a sandbox may reach. */

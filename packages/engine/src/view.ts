@@ -1,6 +1,7 @@
+import type { NetworkRecord } from "@aenv/state";
 import type { Sandbox } from "./sandbox.ts";
 import { sizes } from "./templates.ts";
-import type { SandboxView, VisibleState } from "./types.ts";
+import type { NetworkRules, SandboxView, VisibleState } from "./types.ts";
 
 /** What callers see of a sandbox. `state` stands in for the one it is about to have. */
 export function viewOf(
@@ -24,6 +25,11 @@ export function viewOf(
     ...(record.allowPublicTraffic ? {} : { trafficAccessToken: tokens.traffic }),
     lifecycle: { onTimeout: record.onTimeout, autoResume: record.autoResume },
     allowInternetAccess: record.allowInternetAccess,
-    network: record.network ?? {},
+    network: rulesOf(record.network ?? {}),
   };
+}
+
+/** As they were given: the authority's key is nobody's business. */
+function rulesOf({ authority: _, ...rules }: NetworkRecord): NetworkRules {
+  return rules;
 }

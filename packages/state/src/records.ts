@@ -104,7 +104,11 @@ export interface TemplateRecord {
 export interface NetworkRecord {
   allowOut?: string[];
   denyOut?: string[];
+  /** By domain. */
+  rules?: Record<string, { transform?: { headers?: Record<string, string> } }[]>;
   egressProxy?: { address: string; username?: string | null; password?: string | null };
+  /** Of the certificates that the guest gets where there are rules; PEM. */
+  authority?: { cert: string; key: string };
 }
 
 export interface SandboxRecord {

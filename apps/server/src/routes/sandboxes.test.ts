@@ -130,7 +130,10 @@ test("egress rules are passed on, shown as they were given, and replaced as a wh
     errorOf(await put(wrong, 400), 400, "INVALID_ARGUMENT");
   await put({ egressProxy: { address: "proxy.example.com:1080", username: "me", password: "secret" } });
   assert.deepEqual(await detail(), [null, { egressProxy: { address: "proxy.example.com:1080", username: "me" } }]);
-  errorOf(await put({ rules: { "a.example": [] } }, 400), 400, "INVALID_ARGUMENT");
+  const transforms = { "api.example.com": [{ transform: { headers: { "X-Key": "k" } } }] };
+  await put({ rules: transforms });
+  assert.deepEqual(await detail(), [null, { rules: transforms }]);
+  errorOf(await put({ rules: { "a.example": [{ transform: { headers: { a: 1 } } }] } }, 400), 400, "INVALID_ARGUMENT");
   errorOf(await send(server, "PUT", `/sandboxes/${UNKNOWN}/network`, { body: {} }), 404, "NOT_FOUND");
 });
 

@@ -38,7 +38,17 @@ const egress = {
       "IPv4 addresses and CIDRs, and where everything else is denied also domains and *.domains, checked by the name in TLS and HTTP. Wins over denyOut.",
     ),
   denyOut: z.array(z.string()).nullish().describe("IPv4 addresses and CIDRs; 0.0.0.0/0 is everything."),
-  rules: z.record(z.string(), z.unknown()).nullish(),
+  rules: z
+    .record(
+      z.string(),
+      z.array(
+        z.looseObject({ transform: z.looseObject({ headers: z.record(z.string(), z.string()).nullish() }).nullish() }),
+      ),
+    )
+    .nullish()
+    .describe(
+      "By domain or *.domain: headers that requests over HTTPS (port 443) get in place of what the guest sent. The exact name wins, then the longest wildcard. The guest trusts the certificates that this needs.",
+    ),
   egressProxy: z
     .looseObject({
       address: z.string().describe("host:port of a SOCKS5 proxy."),
@@ -143,6 +153,7 @@ export const SandboxDetail = ListedSandbox.extend({
       allowPublicTraffic: z.boolean().optional(),
       allowOut: z.array(z.string()).optional(),
       denyOut: z.array(z.string()).optional(),
+      rules: z.record(z.string(), z.unknown()).optional(),
       egressProxy: z.looseObject({ address: z.string(), username: z.string().optional() }).optional(),
     })
     .optional(),
