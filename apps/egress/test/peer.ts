@@ -78,7 +78,7 @@ const acts: Record<string, (c: Command) => Promise<string> | string> = {
       server.on("upgrade", (req, s) => {
         s.on("error", () => {});
         s.write(
-          `HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n${req.headers["x-secret"]}`,
+          `HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n${String(req.headers["x-secret"])}`,
         );
         s.pipe(s);
       });

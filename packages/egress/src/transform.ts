@@ -1,3 +1,4 @@
+import { once } from "node:events";
 import {
   createServer,
   type IncomingMessage,
@@ -68,17 +69,13 @@ export class Transformer {
       ALPNProtocols: ["http/1.1"],
     });
     const agent = new Agent({ keepAlive: true, maxSockets: 1 });
-    agent.createConnection = (_options, done) => {
-      t.dial().then(
-        (raw) => {
-          const upstream = secureConnect({ socket: raw, servername: t.name, ALPNProtocols: ["http/1.1"] });
-          upstream.once("secureConnect", () => done?.(null, upstream));
-          upstream.once("error", (e) => done?.(e, upstream));
-        },
-        (e: unknown) => done?.(AenvError.from(e, "connect"), undefined as unknown as Duplex),
-      );
-      return undefined;
+    const upstream = async (): Promise<Duplex> => {
+      const socket = await t.dial();
+      const secured = secureConnect({ socket, servername: t.name, ALPNProtocols: ["http/1.1"] });
+      await once(secured, "secureConnect");
+      return secured;
     };
+    agent.createConnection = callbackify(upstream);
     this.#connections.set(secure, { ...t, agent });
     const timer = setTimeout(() => t.socket.destroy(), HANDSHAKE_MS);
     secure.once("secure", () => clearTimeout(timer));
@@ -127,10 +124,11 @@ export class Transformer {
       port: 443,
       method: req.method ?? "GET",
       path: req.url ?? "/",
-      headers: headers as unknown as Record<string, string>,
+      // Pairs in a row, as they came: names may repeat.
+      headers,
       setDefaultHeaders: false,
       protocol: "https:",
-    } as RequestOptions;
+    };
   }
 
   #forward(req: IncomingMessage, res: ServerResponse): void {
@@ -153,7 +151,10 @@ export class Transformer {
       answer.on("aborted", () => res.destroy());
     });
     out.on("error", (e) => {
-      if (res.headersSent) return void res.destroy();
+      if (res.headersSent) {
+        res.destroy();
+        return;
+      }
       res.writeHead(502, { "content-type": "text/plain", connection: "close" });
       res.end(`The egress gateway could not reach the host: ${messageOf(e)}\n`);
     });
@@ -196,4 +197,16 @@ export class Transformer {
     out.on("error", () => socket.destroy());
     out.end();
   }
+}
+
+/** A function that gives a connection, in the form that an agent asks for it. */
+function callbackify(make: () => Promise<Duplex>): Agent["createConnection"] {
+  return (_options, done) => {
+    const settle = (error: Error | null, socket: Duplex | undefined): void => done?.(error, socket as Duplex);
+    void make().then(
+      (socket) => setImmediate(settle, null, socket),
+      (e: unknown) => setImmediate(settle, AenvError.from(e, "connect"), undefined),
+    );
+    return undefined;
+  };
 }

@@ -30,6 +30,8 @@ export function viewOf(
 }
 
 /** As they were given: the authority's key is nobody's business. */
-function rulesOf({ authority: _, ...rules }: NetworkRecord): NetworkRules {
+function rulesOf(record: NetworkRecord): NetworkRules {
+  const rules = { ...record };
+  delete rules.authority;
   return rules;
 }
