@@ -3,7 +3,7 @@ import { spawn } from "node:child_process";
 import { readlink, rm } from "node:fs/promises";
 import { join } from "node:path";
 import { AenvError } from "@aenv/base";
-import { aenvHome, readNodeConfig } from "@aenv/host";
+import { aenvHome, readNodeConfig, releaseUids } from "@aenv/host";
 import { LINK, root, runningServer, stopServer } from "./node.ts";
 import { runSteps } from "./steps.ts";
 
@@ -55,6 +55,7 @@ export async function down(home: string, purge: boolean): Promise<boolean> {
             name: "remove all data",
             hint: `Remove ${home} by hand.`,
             run: async () => {
+              await releaseUids({ home, instance: config.instance });
               await rm(home, { recursive: true, force: true });
               if ((await readlink(LINK).catch(() => "")) === join(root, "bin/aenv")) await rm(LINK);
               return home;

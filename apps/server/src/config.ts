@@ -10,6 +10,8 @@ export interface ServerConfig extends NodeConfig {
   slots: number;
   /** The lowest of the uids that VMMs run as. */
   uidBase: number;
+  /** What the operator chose; without it the node claims a range of its own. */
+  uidWanted: number | undefined;
   /** Most children of one fork. */
   forkLimit: number;
   /** Memory of all spares together; undefined: the engine's own choice. */
@@ -34,7 +36,7 @@ export const USAGE = `usage: node apps/server/src/main.ts [--home DIR] [--port N
   --domain   sandboxes are <port>-<id>.NAME (default: that of config.json, else localhost:<port>)
   --release  end every sandbox and daemon of the node, free what it holds on the host, and exit
 
-Environment: AENV_SLOTS (most VMs at once, default 256), AENV_UID_BASE (200000), AENV_FORK_LIMIT (most children of one fork, default 16),
+Environment: AENV_SLOTS (most VMs at once, default 256), AENV_UID_BASE (default: a range that no other node of the host has), AENV_FORK_LIMIT (most children of one fork, default 16),
              AENV_POOL_MB (memory for virtual machines kept ready; 0: none; default a quarter of the memory, 4096 at most),
              AENV_DISK_RESERVE (MiB of the data folder's disk below which nothing new is made, default 512),
              AENV_CACHE_MB (bound of the disk cache of layers that are in object stores, default 10240),
@@ -44,6 +46,7 @@ AENV_EGRESS_OPEN (private ranges that sandboxes may reach, CIDRs with commas bet
 const DEFAULT_PORT = 8000;
 const DEFAULT_SLOTS = 256;
 const DEFAULT_UID_BASE = 200_000;
+const MAX_UID_BASE = 2 ** 31 - 4096;
 const DEFAULT_FORK_LIMIT = 16;
 const MAX_POOL_MB = 1 << 20;
 const DEFAULT_DISK_RESERVE_MIB = 512;
@@ -85,6 +88,8 @@ export async function readConfig(argv: readonly string[], env: NodeJS.ProcessEnv
     ...(values.listen === undefined ? {} : { listen: values.listen }),
     ...(values.domain === undefined ? {} : { domain: values.domain }),
   });
+  const uidText = env["AENV_UID_BASE"] ?? "";
+  const uidWanted = uidText === "" ? undefined : integer("AENV_UID_BASE", uidText, 0, 10_000, MAX_UID_BASE);
   return {
     ...stored,
     ...(values.port === undefined ? {} : { port }),
@@ -98,7 +103,8 @@ export async function readConfig(argv: readonly string[], env: NodeJS.ProcessEnv
     release: values.release,
     runRoot: runRoot(stored.instance),
     slots: integer("AENV_SLOTS", env["AENV_SLOTS"], DEFAULT_SLOTS, 1, 4096),
-    uidBase: integer("AENV_UID_BASE", env["AENV_UID_BASE"], DEFAULT_UID_BASE, 10_000, 2 ** 31),
+    uidBase: uidWanted ?? DEFAULT_UID_BASE,
+    uidWanted,
     forkLimit: integer("AENV_FORK_LIMIT", env["AENV_FORK_LIMIT"], DEFAULT_FORK_LIMIT, 1, MAX_FORKS),
     poolMB:
       (env["AENV_POOL_MB"] ?? "") === "" ? undefined : integer("AENV_POOL_MB", env["AENV_POOL_MB"], 0, 0, MAX_POOL_MB),

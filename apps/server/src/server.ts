@@ -1,6 +1,6 @@
 import { rm } from "node:fs/promises";
 import { join } from "node:path";
-import { procIdentity, publishFile } from "@aenv/host";
+import { claimUids, procIdentity, publishFile } from "@aenv/host";
 import { readConfig, type ServerConfig, USAGE } from "./config.ts";
 import { openLogger } from "./log.ts";
 import { onlyServer } from "./only-one.ts";
@@ -35,6 +35,7 @@ export async function serve(argv: readonly string[]): Promise<void> {
   process.on("unhandledRejection", (e) => logger.error({ err: e }, "unhandled rejection"));
 
   using _lock = await onlyServer(config.instance);
+  config.uidBase = await claimUids(config, { wanted: config.uidWanted });
   await using node = await openNode(config, logger, stopping.signal);
   const url = await node.app.listen({ host: config.listen, port: config.port });
   const port = Number(new URL(url).port);

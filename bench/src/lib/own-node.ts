@@ -8,8 +8,6 @@ import { readBaseManifest } from "@aenv/images";
 import { RunningNode } from "./node.ts";
 
 const SERVER = join(import.meta.dirname, "../../../apps/server/src/main.ts");
-/** Its VMMs share no uid with those of the node beside it. */
-const AENV_UID_BASE = "700000";
 /** Building the template `base` under emulation takes 10 s alone. */
 const READY_MS = 180_000;
 
@@ -30,7 +28,7 @@ export class OwnNode implements AsyncDisposable {
     this.#home = home;
     this.#server = spawn(process.execPath, [SERVER, "--home", home, "--port", "0"], {
       stdio: "ignore",
-      env: { ...process.env, AENV_UID_BASE, ...env },
+      env: { ...process.env, ...env },
     });
   }
 

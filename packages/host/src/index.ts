@@ -4,3 +4,4 @@ export * from "./home.ts";
 export * from "./proc.ts";
 export * from "./run.ts";
 export * from "./resolvers.ts";
+export * from "./uid-claims.ts";
