@@ -40,19 +40,20 @@ if (!Number.isInteger(port) || port < 1 || port > 65_535) {
   process.exit(2);
 }
 const signal = new AbortController().signal;
+let answers: string[] = [];
 const ok = await runSteps([
   ...setupSteps({ home, port, movePort: process.env["AENV_PORT"] !== undefined }, signal),
   {
     name: "demonstration",
     hint: `The node runs, but the demonstration failed: read ${home}/log/server.log and run aenv doctor.`,
     run: async (say) => {
-      try {
-        return await demonstrate(home, say);
-      } catch (e) {
+      const shown = await demonstrate(home, say).catch(async (e: unknown) => {
         // What a create finds damaged may look whole from outside.
         if ((await rebuildDamaged(home, say, signal)) === undefined) throw e;
         return await demonstrate(home, say);
-      }
+      });
+      answers = shown.children;
+      return shown.summary;
     },
   },
 ]);
@@ -60,6 +61,10 @@ if (!ok) process.exit(1);
 const url = `http://127.0.0.1:${runningServer(home)?.port ?? port}`;
 const cli = `${process.env["AENV_HOME"] === undefined ? "" : `AENV_HOME=${home} `}${await linkCli()}`;
 console.log(`
+One program with its numbers in memory, forked four ways; each child was asked something else:
+
+${answers.map((a) => `  ${a}`).join("\n")}
+
 The node runs in the background. To use it from an E2B SDK:
 
   export E2B_API_KEY=${await readKey(home)}

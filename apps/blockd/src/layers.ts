@@ -4,22 +4,17 @@ import {
   type ExtentMap,
   FileSource,
   type LayerRef,
-  type LayerStub,
   mergeStack,
   openLayer,
-  readStub,
-  type RemoteLayers,
   type SharedFile,
-  type SharedRemote,
 } from "@aenv/block";
 import type { Sealed, SharedStack } from "./protocol.ts";
 
 interface OpenLayer {
-  file: SharedFile | SharedRemote;
+  file: SharedFile;
   map: ExtentMap;
   bytes: number;
   users: number;
-  close(): void;
 }
 
 interface Merged {
@@ -31,19 +26,12 @@ interface Merged {
 export class LayerTable {
   readonly #layers = new Map<string, OpenLayer>();
   readonly #merged = new Map<string, Merged>();
-  /** Layers of stores whose index is being read. */
-  readonly #opening = new Map<string, Promise<OpenLayer>>();
-  readonly #remote: RemoteLayers;
 
-  constructor(remote: RemoteLayers) {
-    this.#remote = remote;
-  }
-
-  /** Opens what is not open yet; layers of stores are read through the cache. Each needs one `release` of the same layers. */
-  async acquire(layers: readonly LayerRef[]): Promise<SharedStack> {
+  /** Opens what is not open yet. Each `acquire` needs one `release` of the same layers. */
+  acquire(layers: readonly LayerRef[]): SharedStack {
     const held: OpenLayer[] = [];
     try {
-      for (const { path } of layers) held.push(await this.#hold(path));
+      for (const { path } of layers) held.push(this.#hold(path));
     } catch (e) {
       for (const { path } of layers.slice(0, held.length)) this.#drop(path);
       throw e;
@@ -65,8 +53,7 @@ export class LayerTable {
 
   /** A worker sealed a layer on top of `below`, which its disk holds: from now on the disk holds the longer stack. */
   pushed(below: readonly LayerRef[], top: LayerRef, sealed: Sealed): void {
-    const { file, layerMap, bytes } = sealed;
-    this.#layers.set(top.path, { file, map: layerMap, bytes, users: 1, close: () => closeSync(file.fd) });
+    this.#layers.set(top.path, { file: sealed.file, map: sealed.layerMap, bytes: sealed.bytes, users: 1 });
     this.#dropMerged(keyOf(below));
     this.#merged.set(keyOf([...below, top]), { map: sealed.map, users: 1 });
   }
@@ -80,38 +67,23 @@ export class LayerTable {
     return this.#layers.has(path);
   }
 
-  async #hold(path: string): Promise<OpenLayer> {
+  #hold(path: string): OpenLayer {
     let layer = this.#layers.get(path);
     if (!layer) {
-      const stub = readStub(path);
-      layer = stub ? await this.#openRemote(path, stub) : openLocal(path);
+      const opened = openLayer(path);
+      const { fd, form } = opened;
+      const file = { path, fd, form, warm: FileSource.warmMap(opened.bytes) };
+      layer = { file, map: opened.extents, bytes: opened.bytes, users: 0 };
       this.#layers.set(path, layer);
     }
     layer.users++;
     return layer;
   }
 
-  /** Once for all that want it at the same time. */
-  async #openRemote(path: string, stub: LayerStub): Promise<OpenLayer> {
-    const opening = this.#opening.get(path) ?? this.#fetchIndex(stub);
-    this.#opening.set(path, opening);
-    try {
-      return await opening;
-    } finally {
-      this.#opening.delete(path);
-    }
-  }
-
-  async #fetchIndex(stub: LayerStub): Promise<OpenLayer> {
-    const { shared, extents, bytes } = await this.#remote.open(stub);
-    const close = (): void => this.#remote.close(stub, shared.blob.blob);
-    return { file: shared, map: extents, bytes, users: 0, close };
-  }
-
   #drop(path: string): void {
     const layer = this.#layers.get(path);
     if (!layer || --layer.users > 0) return;
-    layer.close();
+    closeSync(layer.file.fd);
     this.#layers.delete(path);
   }
 
@@ -119,12 +91,6 @@ export class LayerTable {
     const merged = this.#merged.get(key);
     if (merged && --merged.users === 0) this.#merged.delete(key);
   }
-}
-
-function openLocal(path: string): OpenLayer {
-  const { fd, form, extents, bytes } = openLayer(path);
-  const file = { path, fd, form, warm: FileSource.warmMap(bytes) };
-  return { file, map: extents, bytes, users: 0, close: () => closeSync(fd) };
 }
 
 function keyOf(layers: readonly LayerRef[]): string {

@@ -1,6 +1,5 @@
 import {
   closeSync,
-  existsSync,
   fdatasyncSync,
   mkdirSync,
   openSync,
@@ -49,10 +48,6 @@ export class Records {
       closeSync(fd);
     }
     renameSync(temp, path);
-  }
-
-  has(disk: string): boolean {
-    return existsSync(this.#path(disk));
   }
 
   delete(disk: string): void {

@@ -38,7 +38,7 @@ test("the host is searched for everything that bears the node's name", async () 
   const home = mkdtempSync(join(tmpdir(), "aenv-doctor-"));
   try {
     const runRoot = join(home, "run");
-    for (const dir of ["run/r/rx", "runs/rx", "snapshots/sx", "layers/lx"])
+    for (const dir of ["run/r/rx", "runs/rx", "snapshots/sx", "memory/mx", "layers/lx"])
       mkdirSync(join(home, dir), { recursive: true });
     const found = await scanHost({
       instance: "zzzz",
@@ -59,6 +59,7 @@ test("the host is searched for everything that bears the node's name", async () 
       "datadir ~/runs/rx null",
       "disk rx null",
       "layer ~/layers/lx null",
+      "memory ~/memory/mx null",
       `process ${process.pid} node (server)`,
       "rundir ~/run/r/rx null",
       "slot aenv-zzzz-0 pool (free)",

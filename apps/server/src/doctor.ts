@@ -14,6 +14,7 @@ export type Kind =
   | "rundir"
   | "datadir"
   | "snapshot"
+  | "memory"
   | "layer"
   | "netns"
   | "device"
@@ -92,6 +93,7 @@ export async function scanHost(host: HostView): Promise<Found[]> {
     ["rundir", join(runRoot, "r")],
     ["datadir", join(home, "runs")],
     ["snapshot", join(home, "snapshots")],
+    ["memory", join(home, "memory")],
     ["layer", join(home, "layers")],
   ];
   for (const [kind, dir] of folders) {

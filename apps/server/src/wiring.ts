@@ -134,7 +134,7 @@ async function makeFolders({ home, runRoot }: ServerConfig): Promise<void> {
     await mkdir(dir, { recursive: true, mode: 0o711 });
 }
 
-function makeDaemons({ home, runRoot, uidBase, cacheMiB }: ServerConfig, logger: Logger): Daemon[] {
+function makeDaemons({ home, runRoot, uidBase }: ServerConfig, logger: Logger): Daemon[] {
   // The compiled output of our modules is cached: without it every daemon carries a compiler of 30 MB.
   const env = {
     PATH: process.env["PATH"] ?? "/usr/sbin:/usr/bin:/sbin:/bin",
@@ -142,22 +142,13 @@ function makeDaemons({ home, runRoot, uidBase, cacheMiB }: ServerConfig, logger:
       ? {}
       : { NODE_COMPILE_CACHE: process.env["NODE_COMPILE_CACHE"] }),
   };
-  // Where the AWS tools find credentials: blockd reads layers of stores.
-  const credentials = Object.fromEntries(
-    Object.entries(process.env).flatMap(([k, v]) =>
-      v !== undefined && (k === "HOME" || k.startsWith("AWS_")) ? [[k, v]] : [],
-    ),
-  );
-  const daemon = (name: string, args: readonly string[], more: Record<string, string> = {}): Daemon => {
+  const daemon = (name: string, args: readonly string[]): Daemon => {
     const log = join(home, `log/${name}.log`);
     const socket = join(runRoot, `${name}.sock`);
-    return new Daemon(
-      { name, main: appMain(name), socket, args: [...args, "--log", log], log, env: { ...env, ...more } },
-      logger,
-    );
+    return new Daemon({ name, main: appMain(name), socket, args: [...args, "--log", log], log, env }, logger);
   };
   return [
-    daemon("blockd", ["--state", join(home, "blockd"), "--cache-mib", String(cacheMiB)], credentials),
+    daemon("blockd", ["--state", join(home, "blockd")]),
     daemon("vmd", []),
     daemon("egress", ["--state", join(home, "egress"), "--uid", String(uidBase - 1)]),
   ];
@@ -296,8 +287,7 @@ async function examine(rooms: Rooms): Promise<DoctorReport> {
   // Asked after the host: what was made in between is not found, what was found is still claimed.
   const owners = new Map<string, string>();
   for (const r of engine.resources()) owners.set(ownerKey(r.kind, r.name), `${r.owner.kind} ${r.owner.id}`);
-  for (const s of state.snapshots.list()) owners.set(ownerKey("snapshot", join(home, "snapshots", s.id)), "template");
-  for (const l of state.layers.list()) owners.set(ownerKey("layer", join(home, "layers", l.id)), "snapshot");
+  for (const [key, owner] of fileOwners(home, state)) owners.set(key, owner);
   const checks = [
     ...daemons.map(checkDaemon),
     checkBase(base),
@@ -306,6 +296,19 @@ async function examine(rooms: Rooms): Promise<DoctorReport> {
     ...(await checkSlots(network)),
   ];
   return report(checks, reconcile(found, owners));
+}
+
+/** Whose the files of captured states are; those of a capture that runs are its VM run's. */
+function* fileOwners(home: string, state: State): Generator<[key: string, owner: string]> {
+  const at = (kind: "snapshot" | "memory" | "layer", id: string): string =>
+    ownerKey(kind, join(home, kind === "memory" ? kind : `${kind}s`, id));
+  for (const r of state.resources.list())
+    if (r.kind === "snapshot" || r.kind === "memory" || r.kind === "layer")
+      yield [at(r.kind, r.name), `capture of run ${r.run}`];
+  for (const l of state.layers.list()) yield [at("layer", l.id), "the layers of disks"];
+  for (const m of state.memory.list()) yield [at("memory", m.id), "the memory of snapshots"];
+  for (const s of state.snapshots.list())
+    yield [at("snapshot", s.id), s.sandbox === undefined ? "template" : `${s.cause} of sandbox ${s.sandbox}`];
 }
 
 /** A warning is worth reading but keeps nothing from working as promised. */

@@ -82,7 +82,8 @@ async function writeMerged(
       signal?.throwIfAborted();
       const length = Math.min(STEP_BYTES, end - at);
       const place = (map.place[i] as number) * SECTOR + at - start;
-      await source.fetch(step, 0, length, place);
+      if (!source.isWarm(place, length)) await source.load(place, length);
+      source.read(step, 0, length, place);
       await writer.data(at, step.subarray(0, length));
     }
   }

@@ -77,7 +77,7 @@ async function go(
     undo.defer(() => run.release());
     const { id, record } = sandbox;
     const limitMs = ctx.config.initDeadlineMs;
-    await handOver(ctx, run, { id, record, snapshot }, { cause: "resume" }, limitMs, phases, signal);
+    await handOver(ctx, run, { id, record, snapshot }, { cause: "rewind" }, limitMs, phases, signal);
     await ctx.step("rewind-commit:before");
     signal.throwIfAborted();
     const timed = before !== undefined || record.interrupted;

@@ -19,7 +19,7 @@ export interface GuestInit {
   entropy: string;
   /** The run id. A new one makes the guest close every older connection. */
   lifecycleID: string;
-  cause: "create" | "resume" | "fork" | "boot";
+  cause: "create" | "resume" | "rewind" | "fork" | "boot";
   /** One authority's certificate (PEM): the programs of the guest trust it from then on. */
   caBundle?: string;
   /** Of a child of a fork: given to hooks as AENV_FORK_INDEX and AENV_SEED. */

@@ -215,11 +215,15 @@ test(
     assert.equal(seeds.size, 3);
     const resumed = await again(sandbox);
     assert.deepEqual(await noted(resumed), ["before fork", "before pause", "after resume hi none"]);
+    const path = `/sandboxes/${resumed.sandboxId}`;
+    assert.equal((await api("POST", `${path}/checkpoints`, { name: "here" })).status, 201);
+    assert.equal((await api("POST", `${path}/rewind`, { checkpoint: "here" })).status, 200);
+    assert.deepEqual((await noted(resumed)).slice(3), ["before checkpoint", "after rewind hi none"]);
     const { snapshotId } = await resumed.createSnapshot();
     t.after(() => Sandbox.deleteSnapshot(snapshotId, connection));
     const made = await Sandbox.create(snapshotId, { ...connection, envs: { GREETING: "hello" } });
     t.after(() => made.kill());
-    assert.deepEqual((await noted(made)).slice(3), ["before snapshot", "after create hello none"]);
+    assert.deepEqual((await noted(made)).slice(5), ["before snapshot", "after create hello none"]);
 
     const { logEntries } = (await (await api("GET", `/sandboxes/${children[0]?.sandboxId}/logs`)).json()) as {
       logEntries: { message: string; level: string; fields: Record<string, string> }[];

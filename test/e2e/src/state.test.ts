@@ -253,6 +253,43 @@ async function tokenOf(s: Sandbox): Promise<string | undefined> {
   return detail.envdAccessToken;
 }
 
+test("a sandbox goes back to a checkpoint in place, from any later state, as often as wanted", LIMIT, async (t) => {
+  const sandbox = await sandboxFor(t, { envs: { GREETING: "hi" } });
+  const path = `/sandboxes/${sandbox.sandboxId}`;
+  const ask = async <T>(method: string, sub: string, body?: unknown): Promise<T> => {
+    const res = await api(method, path + sub, body);
+    assert.ok(res.ok, `${sub}: ${res.status} ${await res.clone().text()}`);
+    return (await res.json()) as T;
+  };
+  await sandbox.files.write("state", "one");
+  const child = await sandbox.commands.run("sleep 1000", { background: true, timeoutMs: 0 });
+  const { checkpointID } = await ask<{ checkpointID: string }>("POST", "/checkpoints", { name: "first" });
+  const found = await ask<{ checkpointID: string; name: string }[]>("GET", "/checkpoints");
+  assert.deepEqual(
+    found.map((c) => [c.checkpointID, c.name]),
+    [[checkpointID, "first"]],
+  );
+  for (const to of ["first", checkpointID]) {
+    await sandbox.files.write("state", "two");
+    await sandbox.commands.kill(child.pid);
+    await ask("POST", "/rewind", { checkpoint: to });
+    assert.equal(await run(sandbox, "echo $GREETING; cat state; echo; hostname"), `hi\none\n${sandbox.sandboxId}`);
+    assert.ok(
+      (await sandbox.commands.list()).some((p) => p.pid === child.pid),
+      "what ended since runs again",
+    );
+  }
+  await sandbox.pause();
+  await ask("POST", "/rewind", { checkpoint: "first" });
+  assert.equal(await sandbox.files.read("state"), "one");
+  const tree = await ask<{ nodes: { cause: string; names: string[] }[] }>("GET", "/lineage");
+  assert.ok(
+    tree.nodes.some((n) => n.cause === "checkpoint" && n.names.includes("first")),
+    JSON.stringify(tree),
+  );
+  assert.equal((await api("POST", `${path}/rewind`, { checkpoint: "none" })).status, 404);
+});
+
 test(
   "at the end of its time a sandbox that is to be paused is paused, again and again, and loses nothing",
   LIMIT,

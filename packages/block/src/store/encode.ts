@@ -4,7 +4,6 @@ import { closeSync } from "node:fs";
 import { type FileHandle, open, rm } from "node:fs/promises";
 import { join } from "node:path";
 import { AenvError, errnoOf } from "@aenv/base";
-import { SLOT_BYTES } from "../cache/slots.ts";
 import { ZEROED } from "../extents.ts";
 import { SECTOR } from "../format.ts";
 import { writeRaw } from "../import.ts";
@@ -21,15 +20,12 @@ import type { BlobSource } from "./port.ts";
  */
 export type Encoding = "plain" | "zfile" | "sparse";
 
-/** Whole pieces of the cache. */
-const STEP_BYTES = 4 * SLOT_BYTES;
+const STEP_BYTES = 4 * 1024 * 1024;
 
 /** A file as it goes into a store. Disposing removes what was made for it, not the file itself. */
 export interface Encoded extends BlobSource, AsyncDisposable {
   /** Hexadecimal, of the stored bytes. */
   sha256: string;
-  /** The same of each MiB. */
-  pieces: string[];
   /** Size of the file itself. */
   contentBytes: number;
 }
@@ -59,25 +55,15 @@ export async function encode(
   }
   const { size: bytes } = await stored.stat();
   const hash = createHash("sha256");
-  const pieces: string[] = [];
   for (let at = 0; at < bytes; at += STEP_BYTES) {
     signal?.throwIfAborted();
-    const data = await readAt(stored, at, Math.min(STEP_BYTES, bytes - at), path);
-    hash.update(data);
-    for (let p = 0; p < data.length; p += SLOT_BYTES) {
-      pieces.push(
-        createHash("sha256")
-          .update(data.subarray(p, p + SLOT_BYTES))
-          .digest("hex"),
-      );
-    }
+    hash.update(await readAt(stored, at, Math.min(STEP_BYTES, bytes - at), path));
   }
   const held = undo.move();
   return {
     bytes,
     contentBytes,
     sha256: hash.digest("hex"),
-    pieces,
     read: (position, length) => readAt(stored, position, length, path),
     [Symbol.asyncDispose]: () => held.disposeAsync(),
   };
@@ -150,7 +136,8 @@ async function pour(
   for (let done = 0; done < length; done += step.length) {
     signal?.throwIfAborted();
     const n = Math.min(step.length, length - done);
-    await source.fetch(step, 0, n, from + done);
+    if (!source.isWarm(from + done, n)) await source.load(from + done, n);
+    source.read(step, 0, n, from + done);
     await sink.write(step.subarray(0, n));
   }
 }
