@@ -2,6 +2,7 @@ import type { IncomingHttpHeaders } from "node:http";
 import { AenvError } from "@aenv/base";
 import { DEFAULT_TIMEOUT_S, type NetworkConfig, type NewSandbox, type SandboxNetworkUpdate } from "@aenv/contract";
 import type { CreateOptions, EgressOptions, NetworkRules } from "@aenv/engine";
+import { ENVD_PORT } from "@aenv/proxy";
 import type { Features } from "./ports.ts";
 
 const lacking = (what: string, hint: string): AenvError =>
@@ -25,8 +26,6 @@ function refuseLacking(body: NewSandbox, features: Features): void {
 
 function refuseNetwork(network: NetworkConfig, features: Features): void {
   refuseEgress("network.", network, features);
-  if ((network.httpsPorts ?? []).length > 0) throw lacking("network.httpsPorts", "Leave it out.");
-  if (network.maskRequestHost) throw lacking("network.maskRequestHost", "Leave it out.");
   if (network.allowPublicTraffic === false && !features.privateTraffic)
     throw lacking("network.allowPublicTraffic: false", "Leave it out: every port of the sandbox is then public.");
 }
@@ -66,6 +65,29 @@ const transformsOf = (rules: NonNullable<Egress["rules"]>): NonNullable<NetworkR
       list.map(({ transform }) => (transform?.headers ? { transform: { headers: transform.headers } } : {})),
     ]),
   );
+function ingressOf({ maskRequestHost, httpsPorts }: NetworkConfig): Pick<CreateOptions, "ingress"> {
+  if (maskRequestHost) checkMask(maskRequestHost);
+  if (httpsPorts?.includes(ENVD_PORT))
+    throw new AenvError(
+      "INVALID_ARGUMENT",
+      `network.httpsPorts must not have ${ENVD_PORT}, the port of the sandbox's agent`,
+      {
+        hint: "Leave it out of the list.",
+      },
+    );
+  const ingress = {
+    ...(maskRequestHost ? { maskRequestHost } : {}),
+    ...(httpsPorts?.length ? { httpsPorts: [...new Set(httpsPorts)] } : {}),
+  };
+  return Object.keys(ingress).length > 0 ? { ingress } : {};
+}
+
+function checkMask(mask: string): void {
+  if (/^[A-Za-z0-9._-]{1,253}(:[0-9]{1,5})?$/.test(mask.replaceAll("${PORT}", "1"))) return;
+  throw new AenvError("INVALID_ARGUMENT", "network.maskRequestHost is not a host name, or one with a port", {
+    hint: "Write it like example.com or localhost:${PORT}; ${PORT} stands for the port in the sandbox.",
+  });
+}
 
 /** From a checked body of PUT /sandboxes/{id}/network. */
 export function egressOptions(body: SandboxNetworkUpdate, features: Features): EgressOptions {
@@ -100,6 +122,7 @@ export function createOptions(
     allowInternetAccess: body.allow_internet_access ?? null,
     ...(body.network ? { network: rulesOf(body.network) } : {}),
     allowPublicTraffic: body.network?.allowPublicTraffic !== false,
+    ...ingressOf(body.network ?? {}),
     ...(key === undefined ? {} : { idempotencyKey: key }),
   };
 }

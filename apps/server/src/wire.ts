@@ -90,13 +90,15 @@ export function detailOf(v: SandboxView, domain: string): SandboxDetail {
 }
 
 /** Only what was asked for: absent means the defaults. */
-function networkOf({ network, trafficAccessToken }: SandboxView): Pick<SandboxDetail, "network"> {
+function networkOf({ network, trafficAccessToken, ingress = {} }: SandboxView): Pick<SandboxDetail, "network"> {
   const { allowOut, denyOut, rules, egressProxy } = network;
   const found = {
     ...(trafficAccessToken === undefined ? {} : { allowPublicTraffic: false }),
     ...(allowOut ? { allowOut: [...allowOut] } : {}),
     ...(denyOut ? { denyOut: [...denyOut] } : {}),
     ...(rules ? { rules: { ...rules } } : {}),
+    ...(ingress.maskRequestHost === undefined ? {} : { maskRequestHost: ingress.maskRequestHost }),
+    ...(ingress.httpsPorts ? { httpsPorts: [...ingress.httpsPorts] } : {}),
     // Never its password.
     ...(egressProxy
       ? {

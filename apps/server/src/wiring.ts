@@ -7,14 +7,22 @@ import { AenvError, type Logger, messageOf, mib, type SandboxId, systemClock, Ta
 import { BlockdClient } from "@aenv/block";
 import type { Check, DoctorReport } from "@aenv/contract";
 import { GatewayClient } from "@aenv/egress";
-import { damageOf, Engine, type Route } from "@aenv/engine";
+import { damageOf, Engine, type Ingress, type Route } from "@aenv/engine";
 import { GuestClient } from "@aenv/guest";
 import { Cgroups, guestResolvers, tlsFolder } from "@aenv/host";
 import { readBaseManifest } from "@aenv/images";
 import { Certificates, DnsServer, makeAuthority } from "@aenv/names";
 
 import { Network, type NetworkOptions } from "@aenv/network";
-import { createEdge, createFrontServer, type Asleep, type Edge, type EdgeError, type Target } from "@aenv/proxy";
+import {
+  createEdge,
+  createFrontServer,
+  ENVD_PORT,
+  type Asleep,
+  type Edge,
+  type EdgeError,
+  type Target,
+} from "@aenv/proxy";
 import { State } from "@aenv/state";
 import { type Probe, VmdClient } from "@aenv/vmm";
 import { QemuDriver } from "@aenv/vmm-qemu";
@@ -99,7 +107,12 @@ export async function openNode(config: ServerConfig, logger: Logger, signal: Abo
     }),
   );
   const edge = undo.adopt(
-    createEdge({ resolve: (id, port) => targetOf(engine, id, port), domain: config.domain, logger }),
+    createEdge({
+      resolve: (id, port) => targetOf(engine, id, port),
+      accessTokens: () => engine.accessTokens(),
+      domain: config.domain,
+      logger,
+    }),
     (e) => e.close(),
   );
   undo.defer(engine.onRunEnded((run) => edge.endRun(run)));
@@ -242,8 +255,16 @@ function targetAt(route: Route, port: number): Target {
     host: route.host,
     port,
     ...(route.trafficToken === undefined ? {} : { requiredTrafficToken: route.trafficToken }),
+    ...(port === ENVD_PORT ? {} : ingressAt(route.ingress ?? {}, port)),
   };
 }
+
+const ingressAt = (ingress: Ingress, port: number): Pick<Target, "maskHost" | "tls"> => ({
+  ...(ingress.maskRequestHost === undefined
+    ? {}
+    : { maskHost: ingress.maskRequestHost.replaceAll("${PORT}", String(port)) }),
+  ...(ingress.httpsPorts?.includes(port) ? { tls: true } : {}),
+});
 
 function nodeApi(rooms: Rooms): NodeApi {
   const { config, engine, base, probe, driver, timings, tls } = rooms;

@@ -129,6 +129,7 @@ export class FakeEngine implements EngineApi {
       lifecycle: { onTimeout: o.autoPause ? "pause" : "kill", autoResume: o.autoResume ?? false },
       allowInternetAccess: o.allowInternetAccess ?? null,
       network: o.network ?? {},
+      ...(o.ingress === undefined ? {} : { ingress: o.ingress }),
     };
     this.sandboxes.set(view.sandboxId, view);
     if (o.idempotencyKey !== undefined) this.#byKey.set(o.idempotencyKey, { options, view });

@@ -192,6 +192,7 @@ export class Creator {
       timeoutMs: options.timeoutMs,
       ...egressRules(this.#ctx, { allowInternetAccess: options.allowInternetAccess ?? null, ...options.network }),
       allowPublicTraffic: options.allowPublicTraffic ?? true,
+      ...(options.ingress === undefined ? {} : { ingress: options.ingress }),
     };
   }
 

@@ -428,7 +428,15 @@ export class Engine implements AsyncDisposable {
     const sandbox = this.#live.get(id);
     const run = sandbox?.run;
     if (!sandbox || !run) return undefined;
-    return { run: run.id, host: run.slot.hostIp, ...this.#tokensOf(sandbox) };
+    const { ingress } = sandbox.record;
+    return { run: run.id, host: run.slot.hostIp, ...this.#tokensOf(sandbox), ...(ingress ? { ingress } : {}) };
+  }
+
+  /** The agents' tokens of all sandboxes that traffic can reach or wake: a signed URL names none, but fits one. */
+  *accessTokens(): Generator<readonly [SandboxId, string]> {
+    for (const sandbox of this.#live.values())
+      if (sandbox.record.secure && (sandbox.run || wakes(sandbox)))
+        yield [sandbox.id, this.#ctx.tokens.access(sandbox.id)];
   }
 
   /** Called at the moment at which a run's VM is about to end or has ended. Returns the unsubscription. */

@@ -35,6 +35,15 @@ export interface SandboxView {
   allowInternetAccess: boolean | null;
   /** Its egress rules as they were given. */
   network: NetworkRules;
+  ingress?: Ingress;
+}
+
+/** How requests from outside reach a sandbox. */
+export interface Ingress {
+  /** The Host header that its servers see; `${PORT}` in it stands for the port. */
+  maskRequestHost?: string;
+  /** Ports whose servers speak TLS. */
+  httpsPorts?: readonly number[];
 }
 
 /** IPv4 addresses, CIDRs and, in `allowOut`, domains; `allowOut` wins. */
@@ -69,6 +78,7 @@ export interface CreateOptions {
   network?: NetworkRules;
   /** false: the edge asks for the traffic token. */
   allowPublicTraffic?: boolean;
+  ingress?: Ingress;
 }
 
 export interface ListFilter {
@@ -102,6 +112,7 @@ export interface Route {
   host: string;
   accessToken?: string;
   trafficToken?: string;
+  ingress?: Ingress;
 }
 
 export interface MetricSample {

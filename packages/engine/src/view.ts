@@ -26,6 +26,7 @@ export function viewOf(
     lifecycle: { onTimeout: record.onTimeout, autoResume: record.autoResume },
     allowInternetAccess: record.allowInternetAccess,
     network: rulesOf(record.network ?? {}),
+    ...(record.ingress === undefined ? {} : { ingress: record.ingress }),
   };
 }
 

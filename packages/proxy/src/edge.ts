@@ -7,6 +7,7 @@ import { DEFAULT_LIMITS, ENVD_IDLE_MS, type EdgeLimits } from "./limits.ts";
 import { BadRequest, framingOf, requestHead } from "./request-head.ts";
 import { type BadRoute, ENVD_PORT, isEnvdInternal, originOf, type Route, Router } from "./route.ts";
 import type { Asleep, EdgeError, Resolve, Target } from "./target.ts";
+import { signatureOf } from "./signature.ts";
 import { sameToken } from "./token.ts";
 import { RunPool } from "./upstream.ts";
 import { refusedWake } from "./wake.ts";
@@ -16,6 +17,11 @@ export interface EdgeOptions {
   resolve: Resolve;
   /** Suffix of sandbox hosts; a port in it is ignored. */
   domain: string;
+  /**
+   * Sandboxes with the tokens of their agents. A signed URL of a file that names no sandbox (the SDK was given one base
+   * URL for all) is for the one whose token made the signature.
+   */
+  accessTokens?: () => Iterable<readonly [sandboxId: string, token: string]>;
   logger: Logger;
   limits?: Partial<EdgeLimits>;
 }
@@ -108,11 +114,22 @@ class NodeEdge implements Edge, ExchangeHost {
   }
 
   request(req: IncomingMessage, res: ServerResponse, expectContinue = false): boolean {
-    const route = this.#router.route(req);
+    const route = this.#router.route(req) ?? this.#signedFor(req);
     if (route === undefined) return false;
     this.#stats.requests++;
     this.#accept(req, res, route, expectContinue, undefined);
     return true;
+  }
+
+  #signedFor(req: IncomingMessage): Route | undefined {
+    const url = req.url ?? "";
+    if (!this.#o.accessTokens || !url.startsWith("/files?") || !url.includes("signature=")) return undefined;
+    const signature = signatureOf(req.method ?? "", url);
+    if (!signature) return undefined;
+    for (const [sandboxId, token] of this.#o.accessTokens()) {
+      if (signature.fits(token)) return { sandboxId, port: ENVD_PORT };
+    }
+    return undefined;
   }
 
   upgrade(req: IncomingMessage, socket: Socket, head: Buffer): void {
@@ -213,7 +230,14 @@ class NodeEdge implements Edge, ExchangeHost {
     let framing: ExchangeRequest["framing"];
     try {
       framing = upgrade ? { kind: "none" } : framingOf(req);
-      head = requestHead(req, { path, authority, framing, expectContinue, upgrade: upgrade && req.headers.upgrade });
+      head = requestHead(req, {
+        path,
+        authority,
+        ...(to.maskHost === undefined ? {} : { host: to.maskHost }),
+        framing,
+        expectContinue,
+        upgrade: upgrade && req.headers.upgrade,
+      });
     } catch (e) {
       if (!(e instanceof BadRequest)) throw e;
       return this.#badRequest(req, res, e.message);

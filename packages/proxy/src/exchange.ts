@@ -190,6 +190,12 @@ export class Exchange implements ConnectionUser {
     if (error?.code === "ECONNREFUSED" || error?.code === "ECONNRESET") {
       const { sandboxId, port } = this.r.route;
       this.#end({ status: 502, message: PORT_CLOSED, sandboxId, port }, error.code);
+    } else if (this.r.target.tls) {
+      this.#fail(
+        502,
+        "The server on this port of the sandbox did not answer with TLS, which httpsPorts asks for",
+        error?.code ?? "closed",
+      );
     } else this.#fail(502, "The sandbox could not be reached", error?.code ?? "closed");
   }
 

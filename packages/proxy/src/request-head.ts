@@ -33,6 +33,8 @@ export function framingOf(req: IncomingMessage): RequestFraming {
 export interface RequestHeadOptions {
   path: string;
   authority: string;
+  /** The Host header for the guest; the authority when left out. */
+  host?: string;
   framing: RequestFraming;
   /** Pass `Expect: 100-continue` on. */
   expectContinue: boolean;
@@ -50,7 +52,7 @@ export function requestHead(req: IncomingMessage, o: RequestHeadOptions): string
   const raw = req.rawHeaders;
   const connection = req.headers.connection;
   const dropped = connection === undefined ? undefined : listed(connection);
-  let head = `${req.method} ${o.path} HTTP/1.1\r\nHost: ${o.authority}\r\n`;
+  let head = `${req.method} ${o.path} HTTP/1.1\r\nHost: ${o.host ?? o.authority}\r\n`;
   let forwardedFor = "";
   let hosts = 0;
   for (let i = 0; i < raw.length; i += 2) {

@@ -8,6 +8,10 @@ export interface Target {
   port: number;
   /** When set, every port but envd's wants it in the `e2b-traffic-access-token` header. */
   requiredTrafficToken?: string;
+  /** The Host header that the server in the sandbox sees, instead of the client's. */
+  maskHost?: string;
+  /** The server in the sandbox speaks TLS, with whatever certificate. */
+  tls?: boolean;
 }
 
 /** Why there is no target. `not_found` covers unknown, killed and paused sandboxes. */

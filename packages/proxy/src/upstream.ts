@@ -1,4 +1,5 @@
 import { connect, type Socket } from "node:net";
+import { connect as connectTls } from "node:tls";
 import { resetSocket } from "./answer.ts";
 import type { EdgeLimits } from "./limits.ts";
 import { ENVD_PORT } from "./route.ts";
@@ -18,6 +19,21 @@ export interface ConnectionUser {
 /** Until the guest's server can be expected to close an idle connection, when it says nothing: many do after 5 s. */
 const UNSAID_PATIENCE_MS = 4_000;
 
+function dial({ host, port, tls }: Target): Socket {
+  const options = {
+    host,
+    port,
+    noDelay: true,
+    keepAlive: true,
+    keepAliveInitialDelay: 60_000,
+    allowHalfOpen: true,
+    autoSelectFamily: false,
+  };
+  if (!tls) return connect(options);
+  // The way to the guest is ours; its certificate is for somebody else's clients, if for anybody.
+  return connectTls({ ...options, rejectUnauthorized: false, ALPNProtocols: ["http/1.1"] });
+}
+
 /** One TCP connection to one port of one VM run. */
 export class GuestConnection {
   readonly socket: Socket;
@@ -34,17 +50,9 @@ export class GuestConnection {
     this.port = target.port;
     this.patienceMs = target.port === ENVD_PORT ? Number.POSITIVE_INFINITY : UNSAID_PATIENCE_MS;
     this.#user = user;
-    this.socket = connect({
-      host: target.host,
-      port: target.port,
-      noDelay: true,
-      keepAlive: true,
-      keepAliveInitialDelay: 60_000,
-      allowHalfOpen: true,
-      autoSelectFamily: false,
-    });
+    this.socket = dial(target);
     this.socket
-      .on("connect", () => this.#user?.connected())
+      .on(target.tls ? "secureConnect" : "connect", () => this.#user?.connected())
       // Bytes on an idle connection answer nothing we asked: they must not become the next client's response.
       .on("data", (chunk: Buffer) => (this.#user ? this.#user.data(chunk) : this.reset()))
       .on("end", () => (this.#user ? this.#user.ended() : this.socket.destroy()))

@@ -5,7 +5,7 @@ import { test, type TestContext } from "node:test";
 import type { EdgeLimits } from "./limits.ts";
 import type { Asleep, EdgeError, Target } from "./target.ts";
 import { bodyOf, event, fixture, type Fixture, httpGuest, ID, RawClient, rawGuest } from "./testing.ts";
-import { isSigned } from "./wake.ts";
+import { isSigned } from "./signature.ts";
 
 const LIMIT = { timeout: 20_000 };
 const ENVD = { "E2b-Sandbox-Port": "49983" };

@@ -111,4 +111,8 @@ export const MIGRATIONS: readonly string[] = [
   ALTER TABLE sandboxes ADD COLUMN interrupted INTEGER NOT NULL DEFAULT 0;
   ALTER TABLE snapshots ADD COLUMN device_crc INTEGER;
   `,
+  // How requests from outside reach a sandbox.
+  `
+  ALTER TABLE sandboxes ADD COLUMN ingress TEXT;
+  `,
 ];

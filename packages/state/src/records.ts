@@ -111,6 +111,14 @@ export interface NetworkRecord {
   authority?: { cert: string; key: string };
 }
 
+/** How requests from outside reach a sandbox. */
+export interface IngressRecord {
+  /** The Host header that its servers see, `${PORT}` in it stands for the port. */
+  maskRequestHost?: string;
+  /** Ports whose servers speak TLS. */
+  httpsPorts?: readonly number[];
+}
+
 export interface SandboxRecord {
   id: SandboxId;
   team: string;
@@ -135,6 +143,8 @@ export interface SandboxRecord {
   timeoutMs: number;
   allowInternetAccess: boolean | null;
   allowPublicTraffic: boolean;
+  /** Absent: as it comes. */
+  ingress?: IngressRecord;
   /** Absent: no rules. */
   network?: NetworkRecord;
   endedAt?: number;

@@ -17,6 +17,7 @@ import {
   type ResourceKind,
   type ResourceRecord,
   type RunPurpose,
+  type IngressRecord,
   type RunRecord,
   SANDBOX_STATES,
   type SandboxRecord,
@@ -33,8 +34,9 @@ export class Sandboxes {
   insert(s: SandboxRecord): void {
     this.#db.run(
       `INSERT INTO sandboxes (id, team, template, snapshot, alias, state, run, started_at, end_at, metadata, env_vars,
-         secure, on_timeout, pause_memory, auto_resume, interrupted, timeout_ms, internet, public_traffic, ended_at, cause)
-       VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`,
+         secure, on_timeout, pause_memory, auto_resume, interrupted, timeout_ms, internet, public_traffic, ingress,
+         ended_at, cause)
+       VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`,
       s.id,
       s.team,
       s.template,
@@ -54,6 +56,7 @@ export class Sandboxes {
       s.timeoutMs,
       s.allowInternetAccess === null ? null : s.allowInternetAccess ? 1 : 0,
       s.allowPublicTraffic ? 1 : 0,
+      s.ingress ? JSON.stringify(s.ingress) : null,
       s.endedAt ?? null,
       s.cause ?? null,
     );
@@ -302,6 +305,7 @@ const sandbox = (r: Row): SandboxRecord => ({
   timeoutMs: int(r, "timeout_ms"),
   allowInternetAccess: r["internet"] === null ? null : bool(r, "internet"),
   allowPublicTraffic: bool(r, "public_traffic"),
+  ...optional(r, "ingress", "ingress", (row, c) => json<IngressRecord>(row, c)),
   ...optional(r, "network", "network", (row, c) => json<NetworkRecord>(row, c)),
   ...optional(r, "ended_at", "endedAt", int),
   ...optional(r, "cause", "cause", text),

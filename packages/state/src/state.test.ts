@@ -233,6 +233,14 @@ test("the first cause of a sandbox's end stands", () => {
   assert.deepEqual(state.sandboxes.live(), []);
 });
 
+test("how requests reach a sandbox is kept, also when its egress rules change", () => {
+  using state = State.open(fresh());
+  const box = sandbox({ ingress: { maskRequestHost: "localhost:${PORT}", httpsPorts: [8443] }, network: {} });
+  state.sandboxes.insert(box);
+  state.sandboxes.setNetwork(box.id, null, { denyOut: ["1.1.1.1"] });
+  assert.deepEqual(state.sandboxes.get(box.id)?.ingress, box.ingress);
+});
+
 test("the egress rules of a sandbox are kept as they were last set", () => {
   using state = State.open(fresh());
   const [plain, ruled] = [sandbox(), sandbox({ network: { denyOut: ["1.1.1.1"] } })];
@@ -301,7 +309,7 @@ test("samples are bounded by age and by number", () => {
 
 const FIXTURES = join(import.meta.dirname, "../test/fixtures");
 
-for (const version of [1, 2, 3, 4, 5])
+for (const version of [1, 2, 3, 4, 5, 6])
   test(`a database of schema ${version} opens, keeps all it had, and takes what is new`, async () => {
     const path = fresh();
     await copyFile(join(FIXTURES, `v${version}.db`), path);

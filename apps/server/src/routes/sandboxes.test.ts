@@ -79,8 +79,10 @@ test("an option that the node cannot keep is refused with a reason, never ignore
     ["network", { allowOut: ["example.org"], denyOut: ["0.0.0.0/0"] }],
     ["network", { rules: { "a.example": [] } }],
     ["network", { egressProxy: { address: "127.0.0.1:1080" } }],
-    ["network", { maskRequestHost: "x" }],
-    ["network", { httpsPorts: [8443] }],
+    ["network", { maskRequestHost: "two words" }],
+    ["network", { maskRequestHost: "a.test\r\nX-Other: 1" }],
+    ["network", { maskRequestHost: "${HOST}" }],
+    ["network", { httpsPorts: [49_983] }],
   ];
   for (const [name, value] of options) {
     const r = await send(server, "POST", "/v2/sandboxes", { body: { templateID: "base", [name]: value } });
@@ -97,14 +99,18 @@ test("an option is passed on where the node can keep it", async () => {
       autoPause: true,
       autoResume: { enabled: true },
       allow_internet_access: false,
-      network: { allowPublicTraffic: false },
+      network: { allowPublicTraffic: false, maskRequestHost: "localhost:${PORT}", httpsPorts: [8443, 8443] },
     },
   });
   assert.match(body.trafficAccessToken ?? "", /^[0-9a-f]{64}$/);
   const d = await call(server, "getSandbox", { params: { sandboxID: body.sandboxID } });
   assert.deepEqual(d.body.lifecycle, { onTimeout: "pause", autoResume: true });
   assert.equal(d.body.allowInternetAccess, false);
-  assert.deepEqual(d.body.network, { allowPublicTraffic: false });
+  assert.deepEqual(d.body.network, {
+    allowPublicTraffic: false,
+    maskRequestHost: "localhost:${PORT}",
+    httpsPorts: [8443],
+  });
 });
 
 test("egress rules are passed on, shown as they were given, and replaced as a whole", async () => {

@@ -69,8 +69,11 @@ export type SandboxNetworkUpdate = z.infer<typeof SandboxNetworkUpdate>;
 const NetworkConfig = z.looseObject({
   ...egress,
   allowPublicTraffic: z.boolean().nullish().describe("false: traffic from outside needs the traffic access token."),
-  maskRequestHost: z.string().nullish(),
-  httpsPorts: z.array(z.int().min(1).max(65535)).nullish(),
+  maskRequestHost: z
+    .string()
+    .nullish()
+    .describe("The Host header that the servers in the sandbox see; ${PORT} in it stands for the port."),
+  httpsPorts: z.array(z.int().min(1).max(65535)).nullish().describe("Ports whose servers speak TLS."),
 });
 export type NetworkConfig = z.infer<typeof NetworkConfig>;
 
