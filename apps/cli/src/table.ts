@@ -1,4 +1,5 @@
 import * as files from "./commands/files.ts";
+import * as network from "./commands/network.ts";
 import * as node from "./commands/node.ts";
 import * as sandbox from "./commands/sandbox.ts";
 import * as state from "./commands/state.ts";
@@ -17,6 +18,8 @@ export const COMMANDS: readonly Command[] = [
   bind(sandbox.metrics, async () => (await import("./run/observe.ts")).metrics),
   bind(sandbox.logs, async () => (await import("./run/observe.ts")).logs),
   bind(sandbox.remove, async () => (await import("./run/sandboxes.ts")).remove),
+  bind(network.networkSet, async () => (await import("./run/network.ts")).set),
+  bind(network.networkShow, async () => (await import("./run/network.ts")).show),
   bind(state.pause, async () => (await import("./run/state.ts")).pause),
   bind(state.resume, async () => (await import("./run/state.ts")).resume),
   bind(state.fork, async () => (await import("./run/state.ts")).fork),

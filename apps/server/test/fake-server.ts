@@ -101,7 +101,7 @@ export function fakeServer(
 
 /** `node apps/server/test/fake-server.ts PORT`: for clients under development. Prints its URL and key as JSON. FAKE_FAIL_CHILDREN=0,2 are no children of any fork. */
 if (import.meta.main) {
-  const server = fakeServer();
+  const server = fakeServer({ features: { internetOff: true, egressRules: true } });
   for (const n of (process.env["FAKE_FAIL_CHILDREN"] ?? "").split(",").filter((text) => text !== ""))
     server.engine.failChild.set(Number(n), new AenvError("SLOT_EXHAUSTED", "no network slot is free"));
   const apiUrl = await server.app.listen({ port: Number(process.argv[2] ?? 0), host: "127.0.0.1" });

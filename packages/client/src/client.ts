@@ -136,6 +136,16 @@ export class AenvClient implements Disposable {
     }
   }
 
+  /** Replaces what it may reach as a whole; what is left out is cleared. */
+  async setNetwork(
+    sandboxID: string,
+    rules: BodyIn<RouteOf<"setSandboxNetwork">>,
+    signal?: AbortSignal,
+  ): Promise<void> {
+    const call = { params: { sandboxID }, body: rules, repeatable: true };
+    await this.#call<"setSandboxNetwork">("PUT /sandboxes/{sandboxID}/network", call, signal);
+  }
+
   /** One result per child, in order: its sandbox, or why there is none. The source goes on. */
   async fork(
     sandboxID: string,
