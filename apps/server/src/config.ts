@@ -20,6 +20,8 @@ export interface ServerConfig extends NodeConfig {
   diskReserveBytes: Bytes;
   /** Private ranges that sandboxes may reach, and ranges that none may. */
   egress: { open: string[]; deny: string[] };
+  /** Of each sandbox, towards the internet. */
+  limits: { connections?: number; bytesPerSecond?: number };
   /** Free the host instead of serving. */
   release: boolean;
   accel: "auto" | "kvm" | "tcg";
@@ -38,7 +40,8 @@ Environment: AENV_SLOTS (most VMs at once, default 256), AENV_UID_BASE (default:
              AENV_POOL_MB (memory for virtual machines kept ready; 0: none; default a quarter of the memory, 4096 at most),
              AENV_DISK_RESERVE (MiB of the data folder's disk below which nothing new is made, default 512),
              AENV_ACCEL (auto, kvm, tcg), AENV_LOG_LEVEL (info),
-AENV_EGRESS_OPEN (private ranges that sandboxes may reach, CIDRs with commas between), AENV_EGRESS_DENY (ranges that no sandbox may reach).`;
+AENV_EGRESS_OPEN (private ranges that sandboxes may reach, CIDRs with commas between), AENV_EGRESS_DENY (ranges that no sandbox may reach),
+AENV_SANDBOX_CONNECTIONS (most connections of each to the internet, default 1024), AENV_SANDBOX_MBIT (most Mbit/s of each, each way; default none).`;
 
 const DEFAULT_PORT = 8000;
 const DEFAULT_SLOTS = 256;
@@ -63,6 +66,17 @@ function oneOf<T extends string>(name: string, text: string | undefined, values:
   if (text === undefined || text === "") return values[0];
   if (found === undefined) throw new AenvError("INVALID_ARGUMENT", `${name} must be one of ${values.join(", ")}`);
   return found;
+}
+
+const BYTES_OF_MBIT = 125_000;
+
+function limits(env: NodeJS.ProcessEnv): ServerConfig["limits"] {
+  const connections = integer("AENV_SANDBOX_CONNECTIONS", env["AENV_SANDBOX_CONNECTIONS"], 0, 1, 65_535);
+  const mbit = integer("AENV_SANDBOX_MBIT", env["AENV_SANDBOX_MBIT"], 0, 1, 1_000_000);
+  return {
+    ...(connections === 0 ? {} : { connections }),
+    ...(mbit === 0 ? {} : { bytesPerSecond: mbit * BYTES_OF_MBIT }),
+  };
 }
 
 /** From the command line, the environment and `config.json` of the data folder, which is made where it is missing. */
@@ -106,6 +120,7 @@ export async function readConfig(argv: readonly string[], env: NodeJS.ProcessEnv
       (env["AENV_POOL_MB"] ?? "") === "" ? undefined : integer("AENV_POOL_MB", env["AENV_POOL_MB"], 0, 0, MAX_POOL_MB),
     diskReserveBytes: mib(integer("AENV_DISK_RESERVE", env["AENV_DISK_RESERVE"], DEFAULT_DISK_RESERVE_MIB, 0, 2 ** 24)),
     egress: { open: list(env["AENV_EGRESS_OPEN"]), deny: list(env["AENV_EGRESS_DENY"]) },
+    limits: limits(env),
     accel: oneOf("AENV_ACCEL", env["AENV_ACCEL"], ["auto", "kvm", "tcg"]),
     logLevel: oneOf("AENV_LOG_LEVEL", env["AENV_LOG_LEVEL"], ["info", "debug", "warn", "error"]),
   };

@@ -204,6 +204,7 @@ export async function networkOptions(config: ServerConfig, state: State, logger:
     uidBase: config.uidBase,
     dns: await guestResolvers(),
     ...config.egress,
+    limits: config.limits,
     logger,
     ...(block === "" ? {} : { block }),
   };

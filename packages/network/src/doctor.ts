@@ -2,7 +2,16 @@ import { readFile, stat } from "node:fs/promises";
 import { AenvError } from "@aenv/base";
 import { run } from "@aenv/host";
 import { formatCidr, overlaps, parseCidr } from "./address.ts";
-import { conntrackMax, conntrackUsed, defaultRouteDevices, hostAddresses } from "./host.ts";
+import {
+  CONNTRACK_SHARE,
+  connectionsPerSlot,
+  conntrackMax,
+  conntrackUsed,
+  defaultRouteDevices,
+  hostAddresses,
+  neighboursMax,
+  neighboursUsed,
+} from "./host.ts";
 import { checkInstanceId, tableName, vethPrefix } from "./names.ts";
 import type { Finding } from "./types.ts";
 
@@ -12,6 +21,9 @@ export interface CheckOptions {
   uplink?: string;
   /** The network's block, where there is one. */
   block?: string;
+  /** Most slots, and most connections that each should be able to have. */
+  limit?: number;
+  connections?: number;
 }
 
 /** Above this share of the connection table, new connections of everyone on the host soon fail. */
@@ -20,7 +32,7 @@ const CONNTRACK_FULL = 0.8;
 /** Looks at what the network needs of the host and what of the host is in its way. Changes nothing. */
 export async function checkNetwork(options: CheckOptions): Promise<Finding[]> {
   checkInstanceId(options.instance);
-  const checks = [checkTools, checkTun, checkUplink, checkConntrack, checkBlock, checkFirewall];
+  const checks = [checkTools, checkTun, checkUplink, checkConntrack, checkNeighbours, checkBlock, checkFirewall];
   return (await Promise.all(checks.map((check) => check(options)))).flat();
 }
 
@@ -98,14 +110,39 @@ async function checkUplink({ uplink }: CheckOptions): Promise<Finding[]> {
   return out;
 }
 
-async function checkConntrack(): Promise<Finding[]> {
+async function checkConntrack({ limit = 0, connections = 0 }: CheckOptions): Promise<Finding[]> {
   const [used, max] = await Promise.all([conntrackUsed(), conntrackMax()]);
-  if (used <= max * CONNTRACK_FULL) return [];
+  const each = connectionsPerSlot(max, limit, connections);
+  const small =
+    each < connections
+      ? [
+          warning(
+            "conntrack",
+            `this host tracks ${max} connections: each of ${limit} sandboxes may have ${each} of ${connections}`,
+            `sysctl -w net.netfilter.nf_conntrack_max=${Math.ceil((limit * connections) / CONNTRACK_SHARE)}, then restart the node`,
+          ),
+        ]
+      : [];
+  if (used <= max * CONNTRACK_FULL) return small;
   return [
+    ...small,
     warning(
       "conntrack",
       `${used} of ${max} connections are in use on this host`,
       `sysctl -w net.netfilter.nf_conntrack_max=${max * 2}`,
+    ),
+  ];
+}
+
+/** Entries of slots are permanent and exempt from the limit; a full table breaks everything else of the host. */
+async function checkNeighbours(): Promise<Finding[]> {
+  const [used, max] = await Promise.all([neighboursUsed(), neighboursMax()]);
+  if (used <= max * CONNTRACK_FULL) return [];
+  return [
+    warning(
+      "neighbours",
+      `${used} of ${max} entries of this host's neighbour table are in use`,
+      `sysctl -w net.ipv4.neigh.default.gc_thresh3=${max * 2}`,
     ),
   ];
 }

@@ -167,6 +167,24 @@ export async function removeLock(instance: string): Promise<void> {
   });
 }
 
+/** All slots together take at most this share of the root netns' connection table. */
+export const CONNTRACK_SHARE = 0.5;
+
+/** Most connections of a slot that the root netns tracks; few, but not none, where the table is small. */
+export const connectionsPerSlot = (max: number, slots: number, wanted: number): number =>
+  Math.min(wanted, Math.max(64, Math.floor((max * CONNTRACK_SHARE) / Math.max(1, slots))));
+
+/** Entries in the host's IPv4 neighbour table that its limit counts. */
+export async function neighboursUsed(): Promise<number> {
+  const { stdout } = await run("ip", ["-4", "-j", "neigh", "show"]);
+  const entries = JSON.parse(stdout || "[]") as { state?: string[] }[];
+  return entries.filter((e) => !e.state?.includes("PERMANENT")).length;
+}
+
+export async function neighboursMax(): Promise<number> {
+  return Number(await readFile("/proc/sys/net/ipv4/neigh/default/gc_thresh3", "utf8").catch(() => "1024"));
+}
+
 export async function conntrackUsed(): Promise<number> {
   return Number(await readFile("/proc/sys/net/netfilter/nf_conntrack_count", "utf8").catch(() => "0"));
 }

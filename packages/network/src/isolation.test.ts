@@ -360,3 +360,30 @@ test("a flood fills neither connection table, and the neighbour still connects",
   assert.equal(await b.agent.connect(world.SITE, 80), `hello ${world.HOST_UPLINK}`);
   assert.equal(await host.connect(slotB.hostIp, 80), `hello ${GATEWAY_IP}`);
 });
+
+test("a limit of bandwidth holds in both directions, for the internet only", async () => {
+  await a.unplug();
+  await network.release(slotA);
+  await network.close();
+  // What is sent below would take half a minute.
+  const limits = { bytesPerSecond: 10_000 };
+  network = await Network.open({ instance: INSTANCE, limit: 8, dns: [world.RESOLVER], logger: silentLogger, limits });
+  [slotB] = network.adopt([slotB.index]) as [Slot];
+  await network.sweep();
+  slotA = await network.acquire();
+  a = await world.FakeGuest.plug(slotA, "guest-a");
+  await a.agent.listen("0.0.0.0", 80);
+  const word = "x".repeat(1000);
+  const count = 300;
+  a.send(...Array.from({ length: count }, () => udp(world.SITE, 80, word)));
+  a.send(arp("request", GUEST_MAC, GUEST_IP, GATEWAY_IP));
+  await a.seen.until("the end of the flood", (s) => s.kind === "arp" && s.code === 2);
+  const through = outside.heard.all.filter((h) => h.text === word).length;
+  assert.ok(through > 0 && through < count / 2, `${through} datagrams`);
+  // From the host, which is not the internet.
+  for (let i = 0; i < count; i++) socket.send(word, 80, slotA.hostIp);
+  socket.send("the end", 80, slotA.hostIp);
+  await a.agent.heard.until("the host's last datagram", (h) => h.text === "the end");
+  // A program that reads slowly loses some.
+  assert.ok(a.agent.heard.all.filter((h) => h.text === word).length > count / 2);
+});

@@ -27,9 +27,6 @@ const BATCH = 32;
 /** Half of what a connection's mark can be: the gateway's connections have the other. New slots have epoch 1. */
 const MAX_EPOCH = 2 ** 31;
 
-/** All slots together take at most this share of the root netns' connection table. */
-const CONNTRACK_SHARE = 0.5;
-
 interface Entry {
   plan: SlotPlan;
   state: SlotState;
@@ -72,6 +69,8 @@ export class Network {
   #working: Promise<void> | undefined;
   #uplinks: string[] = [];
   #closed = false;
+  /** What an earlier run left has been looked at. */
+  #swept = false;
 
   private constructor(instance: Instance, options: NetworkOptions, destinations: Destinations) {
     this.#instance = instance;
@@ -127,12 +126,13 @@ export class Network {
   }
 
   async #installRules(): Promise<void> {
-    const flows = Math.floor(((await host.conntrackMax()) * CONNTRACK_SHARE) / this.#options.limit);
+    const { limit } = this.#options;
+    const flows = host.connectionsPerSlot(await host.conntrackMax(), limit, this.#limits.connections);
     const rules = nodeRules({
       instance: this.#instance.id,
       ...this.#destinations,
       uplinks: this.#uplinks,
-      flowsPerSlot: Math.min(this.#limits.connections, Math.max(64, flows)),
+      flowsPerSlot: flows,
       ...(this.#options.gateway ? { gateway: this.#options.gateway.place } : {}),
     });
     await run("nft", ["-f", "-"], { input: rules });
@@ -312,6 +312,7 @@ export class Network {
         } else report.failed.push({ index: plan.index, reason: "its netns or veth is still there" });
       }
     }
+    this.#swept = true;
     if (leaked.length > 0) this.#logger.info({ ...report }, "network slots swept");
     return report;
   }
@@ -328,11 +329,37 @@ export class Network {
    */
   async check(): Promise<Finding[]> {
     const { id } = this.#instance;
-    const found = await checkNetwork({ ...this.#options, instance: id, block: this.block });
+    const wanted = this.#limits.connections;
+    const found = await checkNetwork({ ...this.#options, instance: id, block: this.block, connections: wanted });
+    found.push(...(await this.#freeLeaked()));
     if (await rulesInPlace(id)) return found;
     await this.#installRules();
     const fix = `They are back. Keep the table inet ${tableName(id)} when you reload your firewall.`;
     return [...found, { severity: "error", subject: "node rules", problem: "had been removed from the host", fix }];
+  }
+
+  /** Slots that somebody made under our names, or that an earlier sweep could not remove. */
+  async #freeLeaked(): Promise<Finding[]> {
+    if (!this.#swept) return [];
+    const known = [...this.#entries.values()].some((e) => e.state === "unclaimed");
+    const there = await host.inventory(this.#instance.id);
+    // Made and forgotten between the two looks: such a slot is known, or gone.
+    if (!known && [...there].every((index) => this.#entries.has(index))) return [];
+    const { freed, failed } = await this.sweep();
+    return [
+      ...freed.map((index) => ({
+        severity: "warning" as const,
+        subject: `slot ${index}`,
+        problem: "belonged to nobody",
+        fix: "It is freed.",
+      })),
+      ...failed.map(({ index, reason }) => ({
+        severity: "error" as const,
+        subject: `slot ${index}`,
+        problem: `belongs to nobody and cannot be freed: ${reason}`,
+        fix: `Look for processes in it: ip netns pids ${planSlot(this.#instance, index).netns}`,
+      })),
+    ];
   }
 
   /** Resolves when no slot is being made or reset. */

@@ -25,6 +25,9 @@ export function checkOptions(options: NetworkOptions): void {
   for (const dns of options.dns) checkResolver(dns);
   for (const cidr of options.deny ?? []) parseCidr(cidr);
   for (const cidr of options.open ?? []) parseOpened(cidr);
+  for (const [name, value] of Object.entries(options.limits ?? {}))
+    if (!Number.isInteger(value) || value < 1 || value > 2 ** 40)
+      throw new AenvError("INVALID_ARGUMENT", `the limit ${name} of sandboxes is not a positive whole number`);
   if (options.block !== undefined) parseBlock(options.block);
 }
 

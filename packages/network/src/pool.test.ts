@@ -187,6 +187,27 @@ test("half-made slots of every kind are found and freed", async () => {
   assert.deepEqual(await leftovers(), []);
 });
 
+test("a slot that appears while the node runs belongs to nobody, is named and freed", async () => {
+  const network = await Network.open(options());
+  try {
+    await network.sweep();
+    const slot = await network.acquire();
+    const names = async (): Promise<string[]> =>
+      (await network.check()).filter((f) => f.subject.startsWith("slot ")).map((f) => `${f.subject} ${f.problem}`);
+    assert.deepEqual(await names(), []);
+    await ip("netns", "add", `aenv-${INSTANCE}-7`);
+    assert.deepEqual(await names(), ["slot 7 belonged to nobody"]);
+    assert.deepEqual(await names(), []);
+    assert.deepEqual(
+      network.list().map((s) => [s.index, s.state]),
+      [[slot.index, "used"]],
+    );
+  } finally {
+    await network.destroy();
+  }
+  assert.deepEqual(await leftovers(), []);
+});
+
 test("at the limit a caller waits for a slot in reset, is refused when none is coming, and may give up", async () => {
   const network = await Network.open(options({ limit: 2 }));
   try {

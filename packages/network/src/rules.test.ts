@@ -3,7 +3,7 @@ import { parseCidr } from "./address.ts";
 import { type Instance, planSlot } from "./names.ts";
 import { nodeRules, policyRules, slotRules, uplinkRules } from "./rules.ts";
 import { makeScript, removeScript } from "./script.ts";
-import { DEFAULT_LIMITS } from "./types.ts";
+import { DEFAULT_LIMITS, type EgressPolicy } from "./types.ts";
 
 const INSTANCE: Instance = { id: "ab12", block: parseCidr("10.134.224.0/19"), uidBase: 200_000 };
 const NODE = {
@@ -28,6 +28,26 @@ test("the node's rules are as recorded", (t) => {
 
 test("a slot's rules are as recorded", (t) => {
   expectText(t, "slot.nft", slotRules("ab12", planSlot(INSTANCE, 3), NODE, DEFAULT_LIMITS));
+});
+
+test("a limit of bandwidth holds both ways, before any verdict", (t) => {
+  const limits = { ...DEFAULT_LIMITS, bytesPerSecond: 12_500_000 };
+  expectText(t, "slot-bandwidth.nft", slotRules("ab12", planSlot(INSTANCE, 3), NODE, limits));
+});
+
+test("the node's rules with a gateway are as recorded", (t) => {
+  const gateway = { tcpPort: 20_000, dnsPort: 20_001, uid: 199_999 };
+  expectText(t, "node-gateway.nft", nodeRules({ ...NODE, gateway }));
+});
+
+test("policies that need the gateway are as recorded", (t) => {
+  const dns = { ip: "10.134.224.6", port: 20_001 };
+  const proxy = { host: "proxy.example.com", port: 1080 };
+  const transforms = [{ domain: "api.example.com", headers: { a: "b" } }];
+  const text = (policy: EgressPolicy): string => policyRules("ab12", policy, 9, dns);
+  expectText(t, "policy-domains.nft", text({ allowInternet: false, allow: ["8.8.8.8"], domains: ["example.com"] }));
+  expectText(t, "policy-proxy.nft", text({ allowInternet: true, deny: ["9.0.0.0/8"], proxy }));
+  expectText(t, "policy-transforms.nft", text({ allowInternet: true, transforms }));
 });
 
 test("a policy's change is as recorded", (t) => {

@@ -250,7 +250,7 @@ export function slotRules(instance: string, slot: SlotPlan, node: Destinations, 
   chain forward {
     type filter hook forward priority filter; policy drop;
     ct state invalid counter drop
-    ct original ip saddr ${slot.hostSide} ct status dnat accept
+    ct original ip saddr ${slot.hostSide} ct status dnat accept${bandwidth(limits)}
     ct state established jump judged
     ct state related meta l4proto icmp accept
     iifname "tap0" oifname "up0" ct state new jump new_flow
@@ -265,6 +265,15 @@ export function slotRules(instance: string, slot: SlotPlan, node: Destinations, 
 ${POLICY_CHAINS.map((c) => `  chain ${c} {\n  }`).join("\n")}`,
   );
   return tap + inet + policyRules(instance, OPEN_POLICY, 1);
+}
+
+/** How much may pass at once after a quiet time, in seconds of the limit: TCP needs room for its bursts. */
+const BURST_SECONDS = 0.25;
+
+function bandwidth({ bytesPerSecond }: GuestLimits): string {
+  if (bytesPerSecond === undefined) return "";
+  const over = `limit rate over ${bytesPerSecond} bytes/second burst ${Math.ceil(bytesPerSecond * BURST_SECONDS)} bytes`;
+  return ["iifname", "oifname"].map((way) => `\n    ${way} "tap0" ${over} counter drop`).join("");
 }
 
 /** What a policy rewrites. */

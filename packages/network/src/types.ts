@@ -19,6 +19,8 @@ export interface GuestLimits {
   /** New connections per second to the outside, and how many at once after a quiet time. */
   newPerSecond: number;
   newBurst: number;
+  /** Most bytes per second to the outside, and as many from it; absent: no limit. What is above it is dropped. */
+  bytesPerSecond?: number;
 }
 
 export const DEFAULT_LIMITS: GuestLimits = { connections: 1024, newPerSecond: 500, newBurst: 1000 };
