@@ -46,7 +46,7 @@ export async function rebuildDamaged(
   if (damage === undefined || server === undefined) return undefined;
   say(`damaged, building it again: ${damage.detail}`);
   await rm(baseMarker(home), { force: true });
-  await stopServer(server);
+  await stopServer(server, "keep");
   await startServer(home, signal);
   return `${await waitForBase(home, say, signal)}; built again, for ${damage.detail}`;
 }

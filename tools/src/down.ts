@@ -1,4 +1,7 @@
-/** `npm run down`: ends every sandbox and process of the node. `-- --purge` also removes its data folder. */
+/**
+ * `npm run down`: pauses every sandbox and ends every process of the node. `-- --purge` ends the sandboxes instead and
+ * removes the data folder.
+ */
 import { spawn } from "node:child_process";
 import { readlink, rm } from "node:fs/promises";
 import { join } from "node:path";
@@ -7,8 +10,11 @@ import { aenvHome, readNodeConfig, releaseUids } from "@aenv/host";
 import { LINK, root, runningServer, stopServer } from "./node.ts";
 import { runSteps } from "./steps.ts";
 
-/** Frees what the node holds on this host: VMs, network, cgroups, blockd and vmd. The server must not run. */
-export function releaseNode(home: string): Promise<void> {
+/**
+ * Frees what the node holds on this host: VMs, network, cgroups, blockd and vmd. The server must not run. Resolves with
+ * the number of VMs that ran.
+ */
+export function releaseNode(home: string): Promise<number> {
   return new Promise((resolve, reject) => {
     const child = spawn(process.execPath, [join(root, "apps/server/src/main.ts"), "--home", home, "--release"], {
       stdio: ["ignore", "pipe", "pipe"],
@@ -18,7 +24,7 @@ export function releaseNode(home: string): Promise<void> {
     child.stderr.on("data", (d: Buffer) => (output += d.toString()));
     child.on("error", reject);
     child.on("close", (code) => {
-      if (code === 0) resolve();
+      if (code === 0) resolve(Number(/"machines":(\d+)/.exec(output)?.[1] ?? 0));
       else reject(new AenvError("INTERNAL", `releasing the node ended with ${code}:\n${output.trim().slice(-2000)}`));
     });
   });
@@ -34,19 +40,20 @@ export async function down(home: string, purge: boolean): Promise<boolean> {
     {
       name: "stop the server",
       hint: `End the process named in ${home}/server.json.`,
-      run: async () => {
+      run: async (say) => {
         const server = runningServer(home);
         if (!server) return "was not running";
-        await stopServer(server);
+        if (!purge && server.stopMs > 0) say(`pausing what runs, for at most ${server.stopMs / 1000} s`);
+        await stopServer(server, purge ? "keep" : "pause");
         return `pid ${server.pid}`;
       },
     },
     {
-      name: "end sandboxes, free the host",
+      name: "free the host",
       hint: "Run npm run up and npm run down again; aenv doctor lists what is left.",
       run: async () => {
-        await releaseNode(home);
-        return undefined;
+        const ended = await releaseNode(home);
+        return ended > 0 && !purge ? `${ended} virtual machines ran still and were ended` : undefined;
       },
     },
     ...(purge

@@ -11,6 +11,7 @@ export const LINK = "/usr/local/bin/aenv";
 
 export interface RunningServer extends ProcIdentity {
   port: number;
+  stopMs: number;
 }
 
 /** The server of this data folder if it is alive. */
@@ -70,10 +71,13 @@ export async function healthy(port: number): Promise<boolean> {
   }
 }
 
-/** Ends the server only; virtual machines, blockd and vmd stay. */
-export async function stopServer(server: RunningServer): Promise<void> {
-  signalExact(server, "SIGTERM");
-  const until = performance.now() + 15_000;
+/**
+ * Ends the server only; blockd and vmd stay. `pause`: after it has paused its sandboxes, as far as its deadline allows.
+ * `keep`: their virtual machines go on.
+ */
+export async function stopServer(server: RunningServer, sandboxes: "pause" | "keep"): Promise<void> {
+  signalExact(server, sandboxes === "pause" ? "SIGTERM" : "SIGUSR2");
+  const until = performance.now() + 15_000 + (sandboxes === "pause" ? server.stopMs : 0);
   while (isAlive(server)) {
     if (performance.now() > until) signalExact(server, "SIGKILL");
     await sleep(20);

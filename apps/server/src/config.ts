@@ -22,6 +22,8 @@ export interface ServerConfig extends NodeConfig {
   egress: { open: string[]; deny: string[] };
   /** Of each sandbox, towards the internet. */
   limits: { connections?: number; bytesPerSecond?: number };
+  /** At SIGTERM: what becomes of the sandboxes, and how long pausing them may take. */
+  stop: { sandboxes: "pause" | "keep"; deadlineMs: number };
   /** Free the host instead of serving. */
   release: boolean;
   accel: "auto" | "kvm" | "tcg";
@@ -39,6 +41,8 @@ export const USAGE = `usage: node apps/server/src/main.ts [--home DIR] [--port N
 Environment: AENV_SLOTS (most VMs at once, default 256), AENV_UID_BASE (default: a range that no other node of the host has), AENV_FORK_LIMIT (most children of one fork, default 16),
              AENV_POOL_MB (memory for virtual machines kept ready; 0: none; default a quarter of the memory, 4096 at most),
              AENV_DISK_RESERVE (MiB of the data folder's disk below which nothing new is made, default 512),
+             AENV_ON_STOP (pause, keep: what SIGTERM does to sandboxes; SIGUSR2 always keeps them running for the next server),
+             AENV_STOP_DEADLINE (seconds that pausing them may take, default 60),
              AENV_ACCEL (auto, kvm, tcg), AENV_LOG_LEVEL (info),
 AENV_EGRESS_OPEN (private ranges that sandboxes may reach, CIDRs with commas between), AENV_EGRESS_DENY (ranges that no sandbox may reach),
 AENV_SANDBOX_CONNECTIONS (most connections of each to the internet, default 1024), AENV_SANDBOX_MBIT (most Mbit/s of each, each way; default none).`;
@@ -50,6 +54,7 @@ const MAX_UID_BASE = 2 ** 31 - 4096;
 const DEFAULT_FORK_LIMIT = 16;
 const MAX_POOL_MB = 1 << 20;
 const DEFAULT_DISK_RESERVE_MIB = 512;
+const DEFAULT_STOP_DEADLINE_S = 60;
 
 function integer(name: string, text: string | undefined, fallback: number, min: number, max: number): number {
   if (text === undefined || text === "") return fallback;
@@ -121,6 +126,11 @@ export async function readConfig(argv: readonly string[], env: NodeJS.ProcessEnv
     diskReserveBytes: mib(integer("AENV_DISK_RESERVE", env["AENV_DISK_RESERVE"], DEFAULT_DISK_RESERVE_MIB, 0, 2 ** 24)),
     egress: { open: list(env["AENV_EGRESS_OPEN"]), deny: list(env["AENV_EGRESS_DENY"]) },
     limits: limits(env),
+    stop: {
+      sandboxes: oneOf("AENV_ON_STOP", env["AENV_ON_STOP"], ["pause", "keep"]),
+      deadlineMs:
+        integer("AENV_STOP_DEADLINE", env["AENV_STOP_DEADLINE"], DEFAULT_STOP_DEADLINE_S, 1, 24 * 60 * 60) * 1000,
+    },
     accel: oneOf("AENV_ACCEL", env["AENV_ACCEL"], ["auto", "kvm", "tcg"]),
     logLevel: oneOf("AENV_LOG_LEVEL", env["AENV_LOG_LEVEL"], ["info", "debug", "warn", "error"]),
   };

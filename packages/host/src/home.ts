@@ -124,13 +124,21 @@ export async function setNodePort(home: string, port: number): Promise<void> {
   await publishFile(path, `${JSON.stringify({ ...parseJson(await readFile(path, "utf8")), port }, null, 2)}\n`);
 }
 
+export interface ServerFile {
+  pid: number;
+  startTicks: number;
+  port: number;
+  /** At SIGTERM it may take so long to pause what runs. */
+  stopMs: number;
+}
+
 /** The running server as it described itself in `server.json`; undefined when there is no such file. */
-export function readServerFile(home: string): { pid: number; startTicks: number; port: number } | undefined {
+export function readServerFile(home: string): ServerFile | undefined {
   try {
     const c = parseJson(readFileSync(join(home, "server.json"), "utf8"));
-    const { pid, startTicks, port } = c;
+    const { pid, startTicks, port, stopMs } = c;
     if (typeof pid === "number" && typeof startTicks === "number" && typeof port === "number")
-      return { pid, startTicks, port };
+      return { pid, startTicks, port, stopMs: typeof stopMs === "number" ? stopMs : 0 };
   } catch (e) {
     if (errnoOf(e) !== "ENOENT") throw e;
   }
