@@ -49,7 +49,7 @@ export function findCheckpoint(ctx: Context, id: SandboxId, nameOrId: string): S
   const found = all.find((c) => c.id === nameOrId) ?? all.find((c) => c.name === nameOrId);
   if (!found)
     throw new AenvError("NOT_FOUND", `sandbox ${id} has no checkpoint ${nameOrId.slice(0, 100)}`, {
-      hint: "aenv checkpoints lists what it has.",
+      hint: "aenv checkpoint list shows what it has.",
       data: { sandboxId: id },
     });
   return stateOf(ctx, found);

@@ -97,6 +97,7 @@ export class Snapshots {
     if (filter.team !== undefined && s.team !== filter.team) return false;
     if (filter.sandboxId !== undefined && s.sandbox !== filter.sandboxId) return false;
     if (filter.name === undefined) return true;
+    if (filter.name === s.id || filter.name === `${s.id}:default`) return true;
     const name = parseSnapshotName(filter.name, s.team);
     // Without a tag every tag of the alias is meant.
     const anyTag = !filter.name.includes(":");
@@ -106,10 +107,11 @@ export class Snapshots {
   #view(s: SavedRecord): SnapshotView {
     const snapshot = this.#ctx.state.snapshots.get(s.snapshot);
     if (!snapshot) throw new AenvError("CORRUPT", `the snapshot ${s.id} has no state ${s.snapshot}`);
+    const names = s.names.map((n) => `${n.team}/${n.alias}:${n.tag}`);
     return {
-      snapshotId: `${s.id}:default`,
+      snapshotId: names[0] ?? `${s.id}:default`,
       templateId: s.id,
-      names: s.names.map((n) => `${n.team}/${n.alias}:${n.tag}`),
+      names,
       sandboxId: s.sandbox,
       team: s.team,
       ...sizes(snapshot),

@@ -247,7 +247,7 @@ export interface SnapshotOptions {
 
 /** A state of a sandbox that is kept and can be created from. */
 export interface SnapshotView {
-  /** `<templateId>:default`; accepted as `template` of a create. */
+  /** Its name as `team/alias:tag`, else `<templateId>:default`; accepted as `template` of a create. */
   snapshotId: string;
   templateId: TemplateId;
   /** Empty where it has none, else `team/alias:tag`. */

@@ -163,7 +163,8 @@ test(
     assert.match(unnamed.snapshotId, /^[a-z0-9]+:default$/);
     assert.deepEqual(unnamed.names, []);
     const named = await sandbox.createSnapshot({ name });
-    assert.ok(named.names.some((n) => n.includes(name)));
+    assert.deepEqual(named.names, [`default/${name}:default`]);
+    assert.equal(named.snapshotId, named.names[0]);
     assert.equal(await run(sandbox, "cat state"), "one", "the source goes on");
 
     const find = async (opts: { name?: string; limit?: number } = {}): Promise<SnapshotInfo[]> => {
@@ -176,6 +177,8 @@ test(
     assert.deepEqual(ids(await find()), [named.snapshotId, unnamed.snapshotId]);
     assert.deepEqual(ids(await find({ limit: 1 })), [named.snapshotId, unnamed.snapshotId]);
     assert.deepEqual(ids(await find({ name })), [named.snapshotId]);
+    assert.deepEqual(ids(await find({ name: `${name}:default` })), [named.snapshotId]);
+    assert.deepEqual(ids(await find({ name: unnamed.snapshotId })), [unnamed.snapshotId]);
     assert.deepEqual(await find({ name: "no-such-snapshot" }), []);
 
     await sandbox.files.write("state", "two");
