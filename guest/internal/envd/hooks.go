@@ -24,6 +24,8 @@ const (
 	preSnapshot = "pre-snapshot"
 	postResume  = "post-resume"
 	postFork    = "post-fork"
+	// A call that is made for the way that it takes.
+	noPhase = "none"
 
 	hooksDir = "/etc/aenv"
 	// All hooks of a phase together; what still runs then is killed.
@@ -50,7 +52,7 @@ func phaseAfter(cause string) string {
 
 // hooks lists the programs of a phase, in order.
 func (s *server) hooks(phase string) []string {
-	if s.hooksDir == "" || phase == "" {
+	if s.hooksDir == "" || phase == "" || phase == noPhase {
 		return nil
 	}
 	dir := filepath.Join(s.hooksDir, phase+".d")
@@ -95,7 +97,7 @@ func (s *server) postHooks(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	switch body.Phase {
-	case preSnapshot, postResume, postFork:
+	case preSnapshot, postResume, postFork, noPhase:
 	default:
 		fail(w, http.StatusBadRequest, "unknown phase of hooks")
 		return

@@ -132,6 +132,7 @@ func TestHooksWantTheTokenAndAKnownPhase(t *testing.T) {
 	}{
 		{"", `{"phase":"pre-snapshot"}`, 401},
 		{"secret", `{"phase":"pre-snapshot"}`, 200},
+		{"secret", `{"phase":"none"}`, 200},
 		{"secret", `{"phase":"../x"}`, 400},
 		{"secret", `{`, 400},
 	} {

@@ -173,6 +173,7 @@ export async function primeRun(
   for (let turn = 0; turn < PRIME_TURNS; turn++) {
     await run.guest.init(nobody(ctx, run), signal, currentToken);
     await run.guest.exec(PRIME, signal);
+    await run.guest.hooks({ phase: "none", cause: "prime" }, { answerMs: START_DEADLINE_MS }, signal);
   }
   await run.guest.health(signal);
 }

@@ -30,7 +30,8 @@ export interface GuestInit {
 
 /** Programs in `/etc/aenv/<phase>.d` of the guest. */
 export interface HooksRequest {
-  phase: "pre-snapshot" | "post-resume" | "post-fork";
+  /** none: nothing is run. */
+  phase: "pre-snapshot" | "post-resume" | "post-fork" | "none";
   /** Why: given to them as AENV_CAUSE. */
   cause: string;
   forkIndex?: number;

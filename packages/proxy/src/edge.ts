@@ -10,7 +10,7 @@ import type { Asleep, EdgeError, Resolve, Target } from "./target.ts";
 import { signatureOf } from "./signature.ts";
 import { sameToken } from "./token.ts";
 import { RunPool } from "./upstream.ts";
-import { refusedWake } from "./wake.ts";
+import { answerPreflight, refusedWake } from "./wake.ts";
 import { WriteQueue } from "./write-queue.ts";
 
 export interface EdgeOptions {
@@ -178,6 +178,7 @@ class NodeEdge implements Edge, ExchangeHost {
     go: (target: Target | EdgeError) => void,
   ): void {
     const { sandboxId } = route;
+    if (answerPreflight(req, res, route)) return;
     const refusal =
       this.#refusal(req, route, { ...asleep, run: "" }) ??
       refusedWake(req, route, path, asleep) ??

@@ -190,6 +190,25 @@ test("the URL of a file that is signed wakes, one that is not does not", LIMIT, 
   assert.equal(isSigned("GET", "/files", "secret", 0), false);
 });
 
+test("a browser's question before a call of envd is answered without waking", LIMIT, async (t) => {
+  const guest = await httpGuest(t, (_req, res) => void res.end("in"));
+  const s = await sleeper(t, guest.port, { accessToken: "secret" });
+  s.wakeUp();
+  const question = {
+    Origin: "https://app.example",
+    "Access-Control-Request-Method": "POST",
+    "Access-Control-Request-Headers": "x-access-token",
+  };
+  const res = await ask(s.f, { ...ENVD, ...question }, "/process.Process/List", { method: "OPTIONS" });
+  assert.equal(res.status, 204);
+  assert.equal(res.headers.get("access-control-allow-origin"), "*");
+  assert.equal(res.headers.get("access-control-allow-headers"), "x-access-token");
+  assert.match(res.headers.get("access-control-allow-methods") ?? "", /POST/);
+  assert.equal(s.asked(), 0);
+  // Any other OPTIONS is a request like others.
+  assert.equal((await ask(s.f, ENVD, "/", { method: "OPTIONS" })).status, 403);
+});
+
 test("private traffic needs its token before it wakes", LIMIT, async (t) => {
   const guest = await httpGuest(t, (_req, res) => void res.end("in"));
   const s = await sleeper(t, guest.port, { requiredTrafficToken: "secret" });

@@ -1,5 +1,5 @@
 /** Who may wake a paused sandbox, and which requests do. */
-import type { IncomingMessage } from "node:http";
+import type { IncomingMessage, ServerResponse } from "node:http";
 import { NOT_FOUND, type EdgeAnswer } from "./answer.ts";
 import { ENVD_PORT, plainPath, type Route } from "./route.ts";
 import type { Asleep } from "./target.ts";
@@ -21,6 +21,24 @@ export function refusedWake(req: IncomingMessage, route: Route, path: string, as
     message: "This sandbox is paused, and only a request with its access token in the x-access-token header wakes it",
     sandboxId,
   };
+}
+
+/**
+ * Answers what a browser asks before it calls envd: that question carries no token, so it cannot wake. As envd answers
+ * it. False: it is no such question.
+ */
+export function answerPreflight(req: IncomingMessage, res: ServerResponse, route: Route): boolean {
+  const { origin, "access-control-request-method": method, "access-control-request-headers": headers } = req.headers;
+  if (route.port !== ENVD_PORT || req.method !== "OPTIONS" || origin === undefined || method === undefined)
+    return false;
+  res.writeHead(204, {
+    "Access-Control-Allow-Origin": "*",
+    "Access-Control-Allow-Methods": "GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS",
+    ...(headers === undefined ? {} : { "Access-Control-Allow-Headers": headers }),
+    "Access-Control-Max-Age": "7200",
+  });
+  res.end();
+  return true;
 }
 
 function hasAccess(req: IncomingMessage, path: string, token: string): boolean {
