@@ -56,6 +56,24 @@ test("the official CLI lists, describes, runs in and kills a sandbox", LIMIT, as
   assert.equal(await sandbox.isRunning(), false);
 });
 
+test("the official CLI pauses and resumes, and makes, lists and deletes snapshots", LIMIT, async (t) => {
+  const sandbox = await sandboxFor(t);
+  const ok = async (...args: string[]): Promise<string> => {
+    const ended = await e2b("sandbox", ...args);
+    assert.equal(ended.code, 0, `${args.join(" ")}: ${ended.stdout}${ended.stderr}`);
+    return ended.stdout;
+  };
+  await ok("pause", sandbox.sandboxId);
+  assert.equal(await sandbox.isRunning(), false);
+  assert.ok((await ok("list", "--state", "paused", "--format", "json")).includes(sandbox.sandboxId));
+  await ok("resume", sandbox.sandboxId);
+  assert.equal((await sandbox.getInfo()).state, "running");
+  const id = /[a-z0-9]+:default/.exec(await ok("snapshot", "create", sandbox.sandboxId))?.[0] ?? "";
+  assert.ok((await ok("snapshot", "list", sandbox.sandboxId)).includes(id));
+  await ok("snapshot", "delete", id);
+  assert.ok(!(await ok("snapshot", "list", sandbox.sandboxId)).includes(id));
+});
+
 test("aenv starts, runs with input and exit code, copies both ways, lists and deletes", LIMIT, async (t) => {
   const folder = await mkdtemp(join(tmpdir(), "aenv-e2e-"));
   t.after(() => rm(folder, { recursive: true }));
