@@ -42,6 +42,7 @@ const acts: Record<string, (c: Command) => Promise<string> | string> = {
         s.once("data", (d) => {
           tell({ event: "said", host, port, from: s.remoteAddress, text: d.toString("latin1") });
           s.write(`site ${host}\n`);
+          if (/^connection: close\r$/im.test(d.toString("latin1"))) s.end();
           s.on("data", (more) => s.write(`again ${more.toString("latin1")}`));
         });
       });

@@ -20,6 +20,8 @@ export interface ServerConfig extends NodeConfig {
   diskReserveBytes: Bytes;
   /** Private ranges that sandboxes may reach, and ranges that none may. */
   egress: { open: string[]; deny: string[] };
+  /** Resolvers of sandboxes; empty: those of the host. */
+  resolvers: string[];
   /** Of each sandbox, towards the internet. */
   limits: { connections?: number; bytesPerSecond?: number };
   /** At SIGTERM: what becomes of the sandboxes, and how long pausing them may take. */
@@ -45,6 +47,7 @@ Environment: AENV_SLOTS (most VMs at once, default 256), AENV_UID_BASE (default:
              AENV_STOP_DEADLINE (seconds that pausing them may take, default 60),
              AENV_ACCEL (auto, kvm, tcg), AENV_LOG_LEVEL (info),
 AENV_EGRESS_OPEN (private ranges that sandboxes may reach, CIDRs with commas between), AENV_EGRESS_DENY (ranges that no sandbox may reach),
+AENV_DNS (addresses of the resolvers that sandboxes ask, commas between; default: those of the host),
 AENV_SANDBOX_CONNECTIONS (most connections of each to the internet, default 1024), AENV_SANDBOX_MBIT (most Mbit/s of each, each way; default none).`;
 
 const DEFAULT_PORT = 8000;
@@ -125,6 +128,7 @@ export async function readConfig(argv: readonly string[], env: NodeJS.ProcessEnv
       (env["AENV_POOL_MB"] ?? "") === "" ? undefined : integer("AENV_POOL_MB", env["AENV_POOL_MB"], 0, 0, MAX_POOL_MB),
     diskReserveBytes: mib(integer("AENV_DISK_RESERVE", env["AENV_DISK_RESERVE"], DEFAULT_DISK_RESERVE_MIB, 0, 2 ** 24)),
     egress: { open: list(env["AENV_EGRESS_OPEN"]), deny: list(env["AENV_EGRESS_DENY"]) },
+    resolvers: list(env["AENV_DNS"]),
     limits: limits(env),
     stop: {
       sandboxes: oneOf("AENV_ON_STOP", env["AENV_ON_STOP"], ["pause", "keep"]),

@@ -154,6 +154,10 @@ function makeDaemons({ home, runRoot, uidBase }: ServerConfig, logger: Logger): 
     ...(process.env["NODE_COMPILE_CACHE"] === undefined
       ? {}
       : { NODE_COMPILE_CACHE: process.env["NODE_COMPILE_CACHE"] }),
+    // Authorities, besides Node's own, that the egress gateway trusts where it opens HTTPS connections.
+    ...(process.env["NODE_EXTRA_CA_CERTS"] === undefined
+      ? {}
+      : { NODE_EXTRA_CA_CERTS: process.env["NODE_EXTRA_CA_CERTS"] }),
   };
   const daemon = (name: string, args: readonly string[]): Daemon => {
     const log = join(home, `log/${name}.log`);
@@ -202,7 +206,7 @@ export async function networkOptions(config: ServerConfig, state: State, logger:
     instance: config.instance,
     limit: config.slots,
     uidBase: config.uidBase,
-    dns: await guestResolvers(),
+    dns: config.resolvers.length > 0 ? config.resolvers : await guestResolvers(),
     ...config.egress,
     limits: config.limits,
     logger,
