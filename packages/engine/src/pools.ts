@@ -187,7 +187,9 @@ export class Pools {
     let pool = this.#pools.get(snapshot.id);
     if (!pool) {
       const { pinned, perTemplate, watermarks } = this.#ctx.config.pool;
-      const marks: Watermarks = (name === undefined ? undefined : perTemplate[name]) ?? watermarks;
+      const wanted: Watermarks = (name === undefined ? undefined : perTemplate[name]) ?? watermarks;
+      // A spare that runs would go on with what a sandbox was doing: with nobody's name, and before anybody asked for it.
+      const marks = snapshot.cause === "build" ? wanted : { ...wanted, hot: { low: 0, high: 0 } };
       pool = new SnapshotPool(
         snapshot,
         { name, pinned: name !== undefined && pinned.includes(name), marks },
