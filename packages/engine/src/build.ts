@@ -40,6 +40,7 @@ function memoryAsIs(ctx: Context, target: CaptureTarget): MemoryStrategy {
         },
       ];
     },
+    release: () => {},
     discard: async () => {},
   };
 }

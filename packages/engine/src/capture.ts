@@ -54,6 +54,8 @@ export interface MemoryStrategy {
   afterwards(durable: boolean, signal: AbortSignal, phases: Phases): Promise<MemoryFileRecord[]>;
   /** After a failure: nothing is left of it. */
   discard(): Promise<void>;
+  /** The capture has ended, either way. */
+  release(): void;
 }
 
 /** Intent first: a crash from here on is swept by what the journal says. */
@@ -189,6 +191,7 @@ export async function capture(
     await ctx.step("manifest:after");
     parent.throwIfAborted();
     phases.timeNow("commit", () => commit(ctx, run, record, plan));
+    ctx.captured(record);
     return record;
   } catch (e) {
     // Back to the state before; a caller that gave up must not leave the guest stopped.
@@ -200,6 +203,8 @@ export async function capture(
     await plan.memory.discard();
     await discardTarget(ctx, run, to);
     throw full ?? e;
+  } finally {
+    plan.memory.release();
   }
 }
 

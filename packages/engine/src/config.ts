@@ -49,6 +49,12 @@ export interface EngineConfig {
   };
   /** Copied aside of a guest that goes on after its capture; what it wrote beyond that is written while it stands still. */
   captureBufferBytes: Bytes;
+  compaction: {
+    /** So many deltas of about the same size become one. */
+    fan: number;
+    /** All flat memory files together; beyond it no more are made of deltas. */
+    maxFlatBytes: Bytes;
+  };
   /** How long a sandbox runs that was resumed by traffic. */
   trafficTimeoutMs: number;
   /** With less of the data folder's disk left than this, no sandbox, snapshot or template is made. */
@@ -63,8 +69,12 @@ export interface EngineConfig {
 }
 
 export type EngineConfigInput = Pick<EngineConfig, "home" | "instance"> & {
-  [K in keyof Omit<EngineConfig, "home" | "instance" | "pool" | "metrics">]?: EngineConfig[K];
-} & { pool?: Partial<EngineConfig["pool"]>; metrics?: Partial<EngineConfig["metrics"]> };
+  [K in keyof Omit<EngineConfig, "home" | "instance" | "pool" | "metrics" | "compaction">]?: EngineConfig[K];
+} & {
+  pool?: Partial<EngineConfig["pool"]>;
+  compaction?: Partial<EngineConfig["compaction"]>;
+  metrics?: Partial<EngineConfig["metrics"]>;
+};
 
 /** POST /init takes 0.25 s with a cold translation cache, and 16 children of a fork share two cores; this is for a loaded machine. */
 const INIT_DEADLINE_MS = 40_000;
@@ -103,6 +113,7 @@ export function engineConfig(given: EngineConfigInput): EngineConfig {
       idleMs: 10 * 60_000,
       ...given.pool,
     },
+    compaction: { fan: 8, maxFlatBytes: bytes(32 * GIB), ...given.compaction },
     metrics: { intervalMs: 5000, concurrency: 2, keepMs: DAY_MS, keepRows: 200_000, ...given.metrics },
   };
 }

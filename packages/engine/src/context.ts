@@ -1,12 +1,13 @@
 import { type Clock, type Logger, type RunId, type Semaphore, TaskGroup } from "@aenv/base";
 import type { MemoryPort } from "@aenv/memory";
 import type { Authority } from "@aenv/network";
-import type { State } from "@aenv/state";
+import type { SnapshotRecord, State } from "@aenv/state";
 import type { VmmDriver } from "@aenv/vmm";
 import type { EngineConfig } from "./config.ts";
 import { Paths } from "./paths.ts";
 import type { BlockdPort, CgroupsPort, GuestFactory, NetworkPort } from "./ports.ts";
 import type { VmRun } from "./run.ts";
+import type { Holds } from "./holds.ts";
 import { Foreground } from "./foreground.ts";
 import type { Tokens } from "./tokens.ts";
 
@@ -35,6 +36,11 @@ export interface Context {
   freeBytes(path: string): number;
   /** A certificate authority for one sandbox; absent: no transforms. */
   makeAuthority?: ((name: string) => Authority) | undefined;
+  readonly holds: Holds;
+  /** A snapshot was committed. */
+  captured(snapshot: SnapshotRecord): void;
+  /** A snapshot was launched, and so many bytes written into the VMM. */
+  launched(snapshot: SnapshotRecord, injected: number): void;
   /** The last resource of a run is free. */
   released(run: VmRun): void;
   /** Called before and after every effect of a launch or capture; tests fail or park here. */

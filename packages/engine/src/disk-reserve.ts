@@ -27,7 +27,8 @@ export function checkDisk(ctx: Context, what: string): void {
 }
 
 /** Below the reserve: nothing is made that nobody asked for. */
-export const isDiskLow = (ctx: Context): boolean => ctx.freeBytes(ctx.config.home) < ctx.config.diskReserveBytes;
+export const isDiskLow = (ctx: Pick<Context, "freeBytes" | "config">): boolean =>
+  ctx.freeBytes(ctx.config.home) < ctx.config.diskReserveBytes;
 
 /** What failed because the disk is full, said so: a VMM tells of it in words of its own. undefined: it was something else. */
 export function diskFull(ctx: Context, e: unknown): AenvError | undefined {

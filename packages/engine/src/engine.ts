@@ -18,6 +18,7 @@ import { DEFAULT_TEAM, type State } from "@aenv/state";
 import type { VmmDriver } from "@aenv/vmm";
 import { buildTemplate } from "./build.ts";
 import { type EngineConfigInput, engineConfig } from "./config.ts";
+import { Compactor } from "./compaction.ts";
 import type { Context } from "./context.ts";
 import { checkCreate, checkLifetime, checkTimeout, notFound } from "./checks.ts";
 import { checkpoint, findCheckpoint, listCheckpoints } from "./checkpoints.ts";
@@ -26,6 +27,7 @@ import { egressRules, setEgress } from "./egress.ts";
 import { checkDisk, freeBytes as freeBytesOf } from "./disk-reserve.ts";
 import { Deadlines } from "./expiry.ts";
 import { fork } from "./fork.ts";
+import { Holds } from "./holds.ts";
 import { Foreground } from "./foreground.ts";
 import { IdempotentCreates } from "./idempotency.ts";
 import { lineageOf } from "./lineage.ts";
@@ -127,6 +129,7 @@ export class Engine implements AsyncDisposable {
   readonly #creator: Creator;
   readonly #pauser: Pauser;
   readonly #snapshots: Snapshots;
+  readonly #compactor: Compactor;
   #unsubscribe = (): void => {};
   #closing: Promise<void> | undefined;
   #draining = false;
@@ -154,6 +157,7 @@ export class Engine implements AsyncDisposable {
     this.#creator = new Creator(ctx, { store, pools: this.#pools }, this.#registry);
     this.#pauser = new Pauser(ctx, this.#pools, this.#registry);
     this.#snapshots = new Snapshots(ctx, store, (id) => this.#pools.drop(id));
+    this.#compactor = new Compactor(ctx, () => store.collect());
     const resolve = (nameOrId: string): TemplateView | undefined => {
       const found = store.find(nameOrId);
       return found && store.view(found);
@@ -185,6 +189,9 @@ export class Engine implements AsyncDisposable {
       memory: deps.memory ?? new MemoryWorkers(),
       runs: new Map(),
       freeBytes,
+      holds: new Holds(),
+      captured: () => {},
+      launched: () => {},
       released: () => {},
       step: onStep ?? (() => {}),
     };
@@ -194,6 +201,8 @@ export class Engine implements AsyncDisposable {
     const { survivors } = await recover(ctx, new AbortController().signal);
     const engine = new Engine(ctx);
     ctx.released = (run) => engine.#released(run);
+    ctx.captured = (s) => engine.#compactor.captured(s);
+    ctx.launched = (s, injected) => engine.#compactor.launched(s, injected);
     for (const s of survivors) {
       const sandbox = Sandbox.adopted(ctx, s, s.run, engine.#registry.events);
       engine.#live.set(sandbox.id, sandbox);
@@ -204,6 +213,7 @@ export class Engine implements AsyncDisposable {
       logger.warn({ error: messageOf(e) }, "unused artifacts were not collected");
     });
     engine.#unsubscribe = deps.state.onSettled(() => engine.#collect());
+    for (const s of deps.state.snapshots.list()) ctx.captured(s);
     ctx.tasks.spawn("slots", (signal) => ctx.network.ensure(config.readySlots, signal));
     for (const name of config.pool.pinned) engine.#warm(name);
     return engine;

@@ -33,6 +33,7 @@ export async function prepareRun(
       purpose: "spare",
       owner: snapshot.id,
       snapshot: snapshot.id,
+      maps: flatOf(snapshot).id,
       machine: snapshot.machine,
       layers: snapshot.layers,
       diskBytes: snapshot.diskBytes,
@@ -48,6 +49,7 @@ export async function prepareRun(
   run.setVm(await phases.time("vmm", () => ctx.driver.prepare(run.spec(memory), signal)));
   await ctx.step("prepare:after");
   await injectInto(ctx, run, snapshot, phases, signal);
+  if (snapshot.memory.length === 1) run.blank = flatOf(snapshot).id;
   await ctx.step("inject:after");
   undo.move();
   return run;

@@ -22,6 +22,22 @@ export function flatOf(s: SnapshotRecord): MemoryFileRecord {
   return flat;
 }
 
+/** Its files as they are now: compaction may have put it into others since it was read. */
+export const current = (ctx: Context, s: SnapshotRecord): SnapshotRecord => ctx.state.snapshots.get(s.id) ?? s;
+
+/** Keeps the files that a launch or capture reads, whatever becomes of the records. */
+export const holdMemory = (ctx: Context, s: SnapshotRecord): Disposable => ctx.holds.hold(...s.memory.map((m) => m.id));
+
+/** A waiting VMM that nothing was written into can be given the state of any snapshot with its machine, disk and flat file. */
+export function canBecome(run: VmRun, s: SnapshotRecord): boolean {
+  return (
+    run.blank !== undefined &&
+    run.blank === s.memory[0]?.id &&
+    run.diskBytes === s.diskBytes &&
+    isDeepStrictEqual(run.machine, s.machine)
+  );
+}
+
 /**
  * A VMM that waits for `one` can be given the state of `other`: same machine and disk, and nothing but the flat file of
  * `other` in its memory, so that what is written into it makes the rest.
@@ -36,7 +52,10 @@ export function fits(one: SnapshotRecord, other: SnapshotRecord): boolean {
 }
 
 /** Who reads a flat file: VMMs by its group; nobody writes it. */
-export const flatOwner = (ctx: Context): { uid: number; gid: number } => ({ uid: 0, gid: ctx.config.memoryGid });
+export const flatOwner = (ctx: Pick<Context, "config">): { uid: number; gid: number } => ({
+  uid: 0,
+  gid: ctx.config.memoryGid,
+});
 
 /**
  * What differs from the guest's last capture or launch, as a delta; of a guest that was booted cold and never captured,
@@ -45,6 +64,7 @@ export const flatOwner = (ctx: Context): { uid: number; gid: number } => ({ uid:
 export function takeMemory(ctx: Context, run: VmRun, goesOn: boolean): MemoryStrategy {
   const parent = run.snapshot === undefined ? undefined : ctx.state.snapshots.get(run.snapshot);
   const before = parent && hasMemory(parent) ? parent : undefined;
+  const held = before && holdMemory(ctx, before);
   let session: TakeSession | undefined;
   let at: { id: MemoryId; path: string } | undefined;
   return {
@@ -74,6 +94,7 @@ export function takeMemory(ctx: Context, run: VmRun, goesOn: boolean): MemoryStr
       return [...(before?.memory ?? []), file];
     },
     discard: async () => await session?.discard(),
+    release: () => held?.[Symbol.dispose](),
   };
 }
 
@@ -84,4 +105,5 @@ export const noMemory: MemoryStrategy = {
   whileStopped: async () => {},
   afterwards: async () => [],
   discard: async () => {},
+  release: () => {},
 };

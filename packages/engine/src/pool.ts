@@ -47,6 +47,12 @@ export class SnapshotPool {
     return this.spares[kind].pop();
   }
 
+  /** The most recently made that serves. */
+  takePrepared(serves: (run: VmRun) => boolean): VmRun | undefined {
+    const at = this.spares.prepared.findLastIndex(serves);
+    return at < 0 ? undefined : this.spares.prepared.splice(at, 1)[0];
+  }
+
   remove(run: RunId): VmRun | undefined {
     for (const list of [this.spares.hot, this.spares.prepared]) {
       const at = list.findIndex((r) => r.id === run);

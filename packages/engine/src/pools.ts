@@ -5,7 +5,7 @@ import type { Context } from "./context.ts";
 import { damageOf } from "./damage.ts";
 import { isDiskLow } from "./disk-reserve.ts";
 import { bootRun, moveRun, prepareRun, primeRun, startRun } from "./launch.ts";
-import { fits, hasMemory } from "./memory-stack.ts";
+import { canBecome, current, fits, hasMemory, holdMemory } from "./memory-stack.ts";
 import { Phases } from "./phases.ts";
 import { SnapshotPool, type SpareKind } from "./pool.ts";
 import { settleAll, type VmRun, WARMING_CPU_WEIGHT } from "./run.ts";
@@ -95,12 +95,14 @@ export class Pools {
   }
 
   async #launch(
-    snapshot: SnapshotRecord,
+    asked: SnapshotRecord,
     own: SnapshotPool | undefined,
     phases: Phases,
     signal: AbortSignal,
   ): Promise<VmRun> {
     using _turn = await phases.time("queue", () => this.#launches.acquire(signal));
+    const snapshot = current(this.#ctx, asked);
+    using _files = holdMemory(this.#ctx, snapshot);
     try {
       const ready = await this.#startPrepared(snapshot, own, phases, signal);
       if (ready) return ready;
@@ -111,6 +113,7 @@ export class Pools {
       if (signal.aborted) throw e;
       throw (await damageOf(snapshot)) ?? AenvError.from(e, "launch");
     } finally {
+      this.#ctx.launched(snapshot, phases.counts["injected"] ?? 0);
       this.refill();
     }
   }
@@ -122,13 +125,13 @@ export class Pools {
     phases: Phases,
     signal: AbortSignal,
   ): Promise<VmRun | undefined> {
-    const others = [...this.#pools.values()].filter((p) => p !== own && fits(p.snapshot, snapshot));
-    const pools = own ? [own, ...others] : others;
-    if (pools.some((p) => p.spares.prepared.length > 0)) await this.#checkEpoch(signal);
-    const [first] = pools;
-    const run = pools.find((p) => p.spares.prepared.length > 0)?.pop("prepared");
+    const pools = [...(own ? [own] : []), ...[...this.#pools.values()].filter((p) => p !== own)];
+    const serves = (run: VmRun): boolean => run.snapshot === snapshot.id || canBecome(run, snapshot);
+    if (pools.some((p) => p.spares.prepared.some(serves))) await this.#checkEpoch(signal);
+    let run: VmRun | undefined;
+    for (const pool of pools) run ??= pool.takePrepared(serves);
     if (!run) {
-      first?.grow("prepared");
+      (own ?? pools.find((p) => fits(p.snapshot, snapshot)))?.grow("prepared");
       return undefined;
     }
     try {
@@ -229,10 +232,12 @@ export class Pools {
     if (pool.closed || this.#closed) return;
     try {
       const phases = new Phases(this.#ctx.clock);
-      const run = await this.#prepare(pool.snapshot, phases, signal, WARMING_CPU_WEIGHT);
+      const snapshot = current(this.#ctx, pool.snapshot);
+      using _files = holdMemory(this.#ctx, snapshot);
+      const run = await this.#prepare(snapshot, phases, signal, WARMING_CPU_WEIGHT);
       if (kind === "hot") {
-        await this.#start(run, pool.snapshot, phases, signal);
-        await this.#orRelease(run, () => primeRun(this.#ctx, run, this.#ctx.tokens.captured(pool.snapshot), signal));
+        await this.#start(run, snapshot, phases, signal);
+        await this.#orRelease(run, () => primeRun(this.#ctx, run, this.#ctx.tokens.captured(snapshot), signal));
       }
       pool.succeeded();
       if (pool.closed || this.#closed || signal.aborted) return await run.release();

@@ -3,6 +3,7 @@ import {
   type Bytes,
   bytes,
   type Clock,
+  type MemoryId,
   messageOf,
   newRunId,
   type RunId,
@@ -32,6 +33,8 @@ export interface RunPlan {
   machine: Machine;
   layers: readonly LayerRecord[];
   diskBytes: Bytes;
+  /** The flat file that its VMM will map. */
+  maps?: MemoryId;
   /** It will not map the memory of its snapshot: it boots. */
   coldBoot?: boolean;
   /** Default: that of a sandbox. */
@@ -63,6 +66,9 @@ export class VmRun {
   layers: LayerRecord[];
   /** A cold boot writes its memory through to this file; undefined: it maps that of its snapshot privately. */
   memoryFile: string | undefined;
+  /** Of a waiting VMM: the flat file it maps, where nothing was written into its memory. */
+  blank: MemoryId | undefined;
+  diskBytes: Bytes | undefined;
   owner: Owner;
   /** blockd's epoch when the disk was made. */
   epoch = "";
@@ -117,6 +123,7 @@ export class VmRun {
         createdAt: ctx.clock.now(),
         ...(plan.snapshot === undefined ? {} : { snapshot: plan.snapshot }),
         ...(memoryFile === undefined ? {} : { memoryFile }),
+        ...(plan.maps === undefined ? {} : { maps: plan.maps }),
       });
       state.resources.intent(id, "datadir", paths.dataDir(id));
       state.resources.intent(id, "rundir", paths.runDir(id));
@@ -126,6 +133,7 @@ export class VmRun {
     });
     const { snapshot, machine, layers } = plan;
     const run = new VmRun(ctx, id, { snapshot, machine, layers, memoryFile, owner });
+    run.diskBytes = plan.diskBytes;
     await using undo = new AsyncDisposableStack();
     undo.defer(() => run.release());
 
@@ -217,6 +225,7 @@ export class VmRun {
   moveTo(snapshot: SnapshotRecord): void {
     this.#ctx.state.tx(() => this.#ctx.state.runs.captured(this.id, snapshot.id));
     this.snapshot = snapshot.id;
+    this.blank = undefined;
     this.layers = [...snapshot.layers];
   }
 

@@ -1,19 +1,10 @@
 import { rm, rmdir } from "node:fs/promises";
 import { dirname } from "node:path";
-import {
-  AenvError,
-  errnoOf,
-  type LayerId,
-  type MemoryId,
-  messageOf,
-  parseSnapshotId,
-  type SnapshotId,
-} from "@aenv/base";
+import { AenvError, errnoOf, type LayerId, messageOf, parseSnapshotId, type SnapshotId } from "@aenv/base";
 import { DEFAULT_TEAM, type SavedRecord, type SnapshotRecord, type State, type TemplateRecord } from "@aenv/state";
 import type { Context } from "./context.ts";
+import type { Artifact } from "./holds.ts";
 import type { TemplateView } from "./types.ts";
-
-type Artifact = LayerId | SnapshotId | MemoryId;
 
 export interface Source {
   template: TemplateRecord;
@@ -27,8 +18,6 @@ const DEFAULT_TAGS: readonly string[] = ["default", "latest"];
 export class TemplateStore {
   readonly #ctx: Context;
   readonly #dropPool: (snapshot: SnapshotId) => Promise<void>;
-  /** In use by something that is not in the database yet, and how often. */
-  readonly #held = new Map<Artifact, number>();
   readonly #imported = new Set<LayerId>();
 
   constructor(ctx: Context, dropPool: (snapshot: SnapshotId) => Promise<void>) {
@@ -47,14 +36,7 @@ export class TemplateStore {
 
   /** Protects an artifact from collection until the disposal. */
   hold(id: Artifact): Disposable {
-    this.#held.set(id, (this.#held.get(id) ?? 0) + 1);
-    return {
-      [Symbol.dispose]: () => {
-        const left = (this.#held.get(id) ?? 1) - 1;
-        if (left > 0) this.#held.set(id, left);
-        else this.#held.delete(id);
-      },
-    };
+    return this.#ctx.holds.hold(id);
   }
 
   /** A template, or a saved snapshot in its form. */
@@ -149,18 +131,18 @@ export class TemplateStore {
     const free = { files: [] as string[], folders: [] as string[], trees: [] as string[] };
     state.tx(() => {
       for (const s of state.snapshots.unused()) {
-        if (this.#held.has(s.id)) continue;
+        if (this.#ctx.holds.has(s.id)) continue;
         state.snapshots.remove(s.id);
         free.files.push(s.devicePath, paths.manifest(s.id));
         free.folders.push(paths.snapshotDir(s.id));
       }
       for (const l of state.layers.unused()) {
-        if (this.#held.has(l.id) || this.#imported.has(l.id)) continue;
+        if (this.#ctx.holds.has(l.id) || this.#imported.has(l.id)) continue;
         state.layers.remove(l.id);
         free.trees.push(paths.layerDir(l.id));
       }
       for (const m of state.memory.unused()) {
-        if (this.#held.has(m.id)) continue;
+        if (this.#ctx.holds.has(m.id)) continue;
         state.memory.remove(m.id);
         free.files.push(m.path);
         free.folders.push(dirname(m.path));

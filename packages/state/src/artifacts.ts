@@ -96,10 +96,13 @@ export class MemoryFiles {
     return this.#db.all("SELECT * FROM memory_files ORDER BY created_at, id").map(memoryFile);
   }
 
-  /** Files that no snapshot is made of. */
+  /** Files that no snapshot is made of and no VMM maps. */
   unused(): MemoryFileRecord[] {
     return this.#db
-      .all("SELECT * FROM memory_files m WHERE NOT EXISTS (SELECT 1 FROM snapshot_memory s WHERE s.file = m.id)")
+      .all(
+        `SELECT * FROM memory_files m WHERE NOT EXISTS (SELECT 1 FROM snapshot_memory s WHERE s.file = m.id)
+           AND NOT EXISTS (SELECT 1 FROM runs r WHERE r.maps = m.id)`,
+      )
       .map(memoryFile);
   }
 
@@ -167,12 +170,23 @@ export class Snapshots {
     }));
   }
 
-  /** The same content in other files. */
-  replaceMemory(id: SnapshotId, memory: readonly MemoryFileRecord[]): void {
-    this.#db.tx(() => {
+  /**
+   * The same content in other files: in every snapshot whose memory begins with `before`, bottom first, these files are
+   * replaced by `after`. Returns those snapshots. Part of a transaction.
+   */
+  replaceMemory(before: readonly MemoryFileRecord[], after: readonly MemoryFileRecord[]): SnapshotRecord[] {
+    const top = before.at(-1);
+    if (!top) return [];
+    const found = this.#db
+      .all("SELECT snapshot FROM snapshot_memory WHERE file = ? AND position = ?", top.id, before.length - 1)
+      .map((r) => this.get(parseSnapshotId(text(r, "snapshot"))))
+      .filter((s) => s !== undefined)
+      .filter((s) => before.every((m, i) => s.memory[i]?.id === m.id));
+    for (const { id, memory } of found) {
       this.#db.run("DELETE FROM snapshot_memory WHERE snapshot = ?", id);
-      this.#putMemory(id, memory);
-    });
+      this.#putMemory(id, [...after, ...memory.slice(before.length)]);
+    }
+    return found.map((s) => this.get(s.id) ?? s);
   }
 
   /** Snapshots that nothing stands on: no template, no saved snapshot, no checkpoint, no sandbox and no run. */

@@ -115,4 +115,11 @@ export const MIGRATIONS: readonly string[] = [
   `
   ALTER TABLE sandboxes ADD COLUMN ingress TEXT;
   `,
+  // The memory file that a VMM has mapped is kept, whatever files the snapshots are made of by now.
+  `
+  ALTER TABLE runs ADD COLUMN maps TEXT;
+  UPDATE runs SET maps = (SELECT file FROM snapshot_memory WHERE snapshot = runs.snapshot AND position = 0)
+    WHERE memory_file IS NULL;
+  CREATE INDEX runs_maps ON runs(maps) WHERE maps IS NOT NULL;
+  `,
 ];

@@ -184,6 +184,8 @@ export interface RunRecord {
   snapshot?: SnapshotId;
   /** A cold boot writes its memory through to this file; absent: it maps the flat file of the snapshot privately. */
   memoryFile?: string;
+  /** The flat file that its VMM maps. */
+  maps?: MemoryId;
   sandbox?: SandboxId;
   /** The driver's versioned handle, once the VMM runs. */
   handle?: object;

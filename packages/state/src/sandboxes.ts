@@ -2,6 +2,7 @@ import {
   AenvError,
   type LayerId,
   parseLayerId,
+  parseMemoryId,
   parseRunId,
   parseSandboxId,
   parseSnapshotId,
@@ -138,11 +139,13 @@ export class Runs {
 
   insert(r: RunRecord): void {
     this.#db.run(
-      "INSERT INTO runs (id, purpose, snapshot, memory_file, sandbox, handle, created_at) VALUES (?, ?, ?, ?, ?, ?, ?)",
+      `INSERT INTO runs (id, purpose, snapshot, memory_file, maps, sandbox, handle, created_at)
+       VALUES (?, ?, ?, ?, ?, ?, ?, ?)`,
       r.id,
       r.purpose,
       r.snapshot ?? null,
       r.memoryFile ?? null,
+      r.maps ?? null,
       r.sandbox ?? null,
       r.handle === undefined ? null : JSON.stringify(r.handle),
       r.createdAt,
@@ -318,6 +321,7 @@ const run = (r: Row): RunRecord => ({
   purpose: oneOf(PURPOSES, text(r, "purpose"), "purpose"),
   ...optional(r, "snapshot", "snapshot", (row, c) => parseSnapshotId(text(row, c))),
   ...optional(r, "memory_file", "memoryFile", text),
+  ...optional(r, "maps", "maps", (row, c) => parseMemoryId(text(row, c))),
   ...optional(r, "sandbox", "sandbox", (row, c) => parseSandboxId(text(row, c))),
   ...optional(r, "handle", "handle", (row, c) => json<object>(row, c)),
   createdAt: int(r, "created_at"),

@@ -118,11 +118,52 @@ test("a memory file is part of several snapshots and unused when the last of the
   assert.deepEqual(state.snapshots.get(two.id), two);
   const [flat] = one.memory;
   assert.ok(flat);
-  state.snapshots.replaceMemory(two.id, [flat]);
+  assert.deepEqual(
+    state.snapshots.replaceMemory(one.memory, [flat]).map((s) => s.id),
+    [two.id],
+  );
   assert.deepEqual(
     state.memory.unused().map((m) => m.kind),
     ["delta"],
   );
+});
+
+test("the files at the bottom of a memory are replaced in every snapshot that begins with them, and kept while a VMM maps one", () => {
+  using state = State.open(fresh());
+  const file = (kind: "flat" | "delta") => ({
+    id: newMemoryId(),
+    path: `/m/${newMemoryId()}`,
+    kind,
+    bytes: 1,
+    createdAt: 1,
+  });
+  const [flat, d1, d2, d3, other] = [file("flat"), file("delta"), file("delta"), file("delta"), file("delta")] as const;
+  const [lower, same, above, aside] = [
+    [flat, d1],
+    [flat, d1, d2],
+    [flat, d1, d2, d3],
+    [flat, other, d2],
+  ].map((memory) => {
+    const s = { ...snapshot(), memory };
+    state.snapshots.add(s);
+    return s;
+  });
+  assert.ok(lower && same && above && aside);
+  const merged = file("delta");
+  const changed = state.snapshots.replaceMemory([flat, d1, d2], [flat, merged]);
+  assert.deepEqual(changed.map((s) => s.id).toSorted(), [same.id, above.id].toSorted());
+  const memoryOf = (s: { id: typeof same.id }) => state.snapshots.get(s.id)?.memory;
+  assert.deepEqual(memoryOf(lower), [flat, d1]);
+  assert.deepEqual(memoryOf(same), [flat, merged]);
+  assert.deepEqual(memoryOf(above), [flat, merged, d3]);
+  assert.deepEqual(memoryOf(aside), [flat, other, d2]);
+  const run = newRunId();
+  state.runs.insert({ id: run, purpose: "spare", maps: flat.id, createdAt: 1 });
+  assert.equal(state.runs.get(run)?.maps, flat.id);
+  for (const s of [lower, same, above, aside]) state.snapshots.remove(s.id);
+  assert.ok(!state.memory.unused().some((m) => m.id === flat.id));
+  state.runs.remove(run);
+  assert.ok(state.memory.unused().some((m) => m.id === flat.id));
 });
 
 test("a layer of a running disk is in use until the run's next capture or its end", () => {
@@ -309,7 +350,7 @@ test("samples are bounded by age and by number", () => {
 
 const FIXTURES = join(import.meta.dirname, "../test/fixtures");
 
-for (const version of [1, 2, 3, 4, 5, 6])
+for (const version of [1, 2, 3, 4, 5, 6, 7])
   test(`a database of schema ${version} opens, keeps all it had, and takes what is new`, async () => {
     const path = fresh();
     await copyFile(join(FIXTURES, `v${version}.db`), path);
@@ -334,6 +375,11 @@ for (const version of [1, 2, 3, 4, 5, 6])
     assert.equal(box.timeoutMs, 0);
     assert.deepEqual(box?.metadata, { a: "b" });
     assert.equal(state.runs.get(box.run as never)?.sandbox, box.id);
+    assert.ok(
+      state.runs
+        .list()
+        .every((r) => r.snapshot === undefined || r.maps === state.snapshots.get(r.snapshot)?.memory[0]?.id),
+    );
     assert.equal(state.resources.list()[0]?.name, "3");
     assert.equal(state.events.list(box.id, 0, 10).length, 1);
     const added = snapshot();

@@ -1,0 +1,188 @@
+/**
+ * The memory of snapshots stays shallow: many small deltas become one, in tiers, and the deltas of a state that is
+ * launched again and again become a flat file, which its VMMs share. The old files stay until nobody needs them: what
+ * replaces them is durable before any record names it.
+ */
+import { mkdir, rm } from "node:fs/promises";
+import { join } from "node:path";
+import { messageOf, newMemoryId, type SnapshotId } from "@aenv/base";
+import { publishFile, syncPath } from "@aenv/host";
+import type { MemoryFileRecord, SnapshotRecord } from "@aenv/state";
+import type { EngineConfig } from "./config.ts";
+import type { Context } from "./context.ts";
+import { isDiskLow } from "./disk-reserve.ts";
+import { flatOwner, hasMemory, stackOf } from "./memory-stack.ts";
+
+/** Launches of one state within so long of each other are one use of it. */
+const ONE_USE_MS = 2000;
+/** States whose use is remembered. */
+const MAX_USES = 1000;
+/** Smaller deltas are of the lowest tier. */
+const TIER_BYTES = 1 << 20;
+
+interface Use {
+  /** Bytes that were written into VMMs because there is no flat file of this state. */
+  injected: number;
+  at: number;
+}
+
+type Needs = Pick<
+  Context,
+  "state" | "paths" | "clock" | "memory" | "holds" | "logger" | "config" | "foreground" | "tasks" | "step" | "freeBytes"
+>;
+
+export class Compactor {
+  readonly #ctx: Needs;
+  readonly #collect: () => Promise<unknown>;
+  readonly #queue = new Set<SnapshotId>();
+  readonly #uses = new Map<SnapshotId, Use>();
+  #working = false;
+
+  constructor(ctx: Needs, collect: () => Promise<unknown>) {
+    this.#ctx = ctx;
+    this.#collect = collect;
+  }
+
+  /** Nothing is queued or worked on. */
+  get idle(): boolean {
+    return !this.#working;
+  }
+
+  /** It was just captured, or the server starts: its memory may be too deep. */
+  captured(s: SnapshotRecord): void {
+    const before = s.parent === undefined ? undefined : this.#uses.get(s.parent);
+    if (before) this.#remember(s.id, before);
+    this.#consider(s);
+  }
+
+  /** It was launched, with so many bytes written into its VMM. */
+  launched(s: SnapshotRecord, injected: number): void {
+    if (injected === 0) return;
+    const now = this.#ctx.clock.mono();
+    const before = this.#uses.get(s.id) ?? { injected: 0, at: Number.NEGATIVE_INFINITY };
+    if (now - before.at < ONE_USE_MS) return;
+    this.#remember(s.id, { injected: before.injected + injected, at: now });
+    this.#consider(s);
+  }
+
+  #remember(id: SnapshotId, use: Use): void {
+    this.#uses.delete(id);
+    this.#uses.set(id, use);
+    const oldest = this.#uses.keys().next();
+    if (this.#uses.size > MAX_USES && oldest.done !== true) this.#uses.delete(oldest.value);
+  }
+
+  #plan(s: SnapshotRecord): Plan | undefined {
+    const { config, state } = this.#ctx;
+    const flats = state.memory.list().filter((m) => m.kind === "flat");
+    return planCompaction(s.memory, {
+      injected: this.#uses.get(s.id)?.injected ?? 0,
+      flatBytes: flats.reduce((n, m) => n + m.bytes, 0),
+      ...config.compaction,
+    });
+  }
+
+  #consider(s: SnapshotRecord): void {
+    if (!hasMemory(s) || this.#plan(s) === undefined) return;
+    this.#queue.add(s.id);
+    if (this.#working) return;
+    this.#working = true;
+    this.#ctx.tasks.spawn("compaction", async (signal) => {
+      try {
+        for (const id of this.#queue) {
+          this.#queue.delete(id);
+          await this.#ctx.foreground.idle(signal);
+          await this.#compact(id);
+        }
+      } finally {
+        this.#working = false;
+      }
+    });
+  }
+
+  /** Until nothing is left to do for it. What fails is tried again after its next capture or launch. */
+  async #compact(id: SnapshotId): Promise<void> {
+    try {
+      for (;;) {
+        const s = this.#ctx.state.snapshots.get(id);
+        const plan = s && this.#plan(s);
+        if (!s || !plan || isDiskLow(this.#ctx)) return;
+        await this.#replace(s, plan);
+        await this.#collect();
+      }
+    } catch (e) {
+      this.#ctx.logger.warn({ snapshot: id, error: messageOf(e) }, "the memory of a snapshot was not compacted");
+    }
+  }
+
+  async #replace(s: SnapshotRecord, { from, kind }: Plan): Promise<void> {
+    const { state, paths, clock, memory, holds, logger } = this.#ctx;
+    using _held = holds.hold(...s.memory.map((m) => m.id));
+    const started = clock.mono();
+    const id = newMemoryId();
+    const dir = paths.memoryDir(id);
+    const path = join(dir, kind);
+    try {
+      await this.#ctx.step("compact:before");
+      await mkdir(dir, { recursive: true, mode: 0o711 });
+      const { memoryBytes } = s.machine;
+      const deltas = s.memory.slice(from).map((m) => m.path);
+      const bytes =
+        kind === "delta"
+          ? await memory.mergeDeltas({ memoryBytes, flat: undefined, deltas }, path, true)
+          : await memory.flatten(stackOf(s), path, flatOwner(this.#ctx), true);
+      for (const folder of [dir, paths.memory]) await syncPath(folder);
+      await this.#ctx.step("compact-commit:before");
+      const file: MemoryFileRecord = { id, path, kind, bytes, createdAt: clock.now() };
+      const after = [...s.memory.slice(0, from), file];
+      const changed = state.durable(() => state.snapshots.replaceMemory(s.memory, after));
+      if (changed.length === 0) await rm(dir, { recursive: true, force: true });
+      if (kind === "flat") this.#uses.delete(s.id);
+      await this.#ctx.step("compact-commit:after");
+      for (const c of changed)
+        await publishFile(paths.manifest(c.id), `${JSON.stringify({ v: 1, ...c }, undefined, 2)}\n`);
+      logger.info(
+        { snapshot: s.id, kind, files: deltas.length, bytes, ms: clock.mono() - started },
+        "memory compacted",
+      );
+    } catch (e) {
+      if (!state.memory.get(id)) await rm(dir, { recursive: true, force: true });
+      throw e;
+    }
+  }
+}
+
+/** The files of a memory from `from` on become one. */
+export interface Plan {
+  from: number;
+  kind: "flat" | "delta";
+}
+
+/**
+ * What is worth doing. A flat file is made of a state once more has been written into VMMs for want of one than its file
+ * takes, and where all flat files fit their bound. Else deltas of one size are merged when there are `fan` of them, so
+ * that n captures leave in the order of log n files and every page is copied as often.
+ */
+export function planCompaction(
+  memory: readonly MemoryFileRecord[],
+  { injected, flatBytes, fan, maxFlatBytes }: EngineConfig["compaction"] & { injected: number; flatBytes: number },
+): Plan | undefined {
+  const [flat, ...deltas] = memory;
+  const size = memory.reduce((n, m) => n + m.bytes, 0);
+  if (flat && deltas.length > 0 && injected > size && flatBytes + size <= maxFlatBytes)
+    return { from: 0, kind: "flat" };
+  const tiers = deltas.map((m) => tierOf(m.bytes));
+  // From the top down: those of the highest tier so far are counted, the smaller ones between and above them go along.
+  let [tier, count] = [0, 0];
+  for (const [at, t] of [...tiers.entries()].toReversed()) {
+    if (t > tier) [tier, count] = [t, 0];
+    if (t === tier) count++;
+    const below = tiers[at - 1];
+    if (count >= fan && (below === undefined || below > tier)) return { from: at + 1, kind: "delta" };
+  }
+  return undefined;
+
+  function tierOf(bytes: number): number {
+    return Math.max(0, Math.floor(Math.log(bytes / TIER_BYTES) / Math.log(fan)));
+  }
+}
