@@ -3,6 +3,7 @@ import { loadavg } from "node:os";
 import { messageOf } from "@aenv/base";
 import { Node } from "./node.ts";
 import { chain, churn, cycles, forks } from "./scenarios.ts";
+import { storm } from "./storm.ts";
 
 type Run = (node: Node, n: number, say: (line: string) => void) => Promise<string>;
 
@@ -21,6 +22,11 @@ const SCENARIOS: Record<string, { about: string; n: number; run: Run }> = {
     about: "N children of one fork",
     n: 16,
     run: (node, n, say) => forks(node, { count: n, bytes: 16 << 20 }, say),
+  },
+  storm: {
+    about: "N requests of every kind for states, at random and at once",
+    n: 300,
+    run: (node, n, say) => storm(node, { requests: n, sandboxes: 3, atOnce: 6 }, say),
   },
   churn: {
     about: "N times create, fork, kill; then the host is as before",

@@ -48,6 +48,18 @@ export class Node {
     return Sandbox.connect(id, { ...this.connection, timeoutMs: 3_600_000 });
   }
 
+  /** The node's API as it is: the status, and the answer. */
+  async api(method: string, path: string, body?: unknown): Promise<{ status: number; value: unknown }> {
+    const { apiKey, apiUrl } = this.connection;
+    const res = await fetch(apiUrl + path, {
+      method,
+      headers: { "X-API-KEY": apiKey, ...(body === undefined ? {} : { "Content-Type": "application/json" }) },
+      ...(body === undefined ? {} : { body: JSON.stringify(body) }),
+    });
+    const text = await res.text();
+    return { status: res.status, value: text === "" ? undefined : (JSON.parse(text) as unknown) };
+  }
+
   deleteSnapshot(id: string): Promise<boolean> {
     return Sandbox.deleteSnapshot(id, this.connection);
   }

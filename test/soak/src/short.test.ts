@@ -2,6 +2,7 @@
 import { before, test, type TestContext } from "node:test";
 import { Node } from "./node.ts";
 import { chain, churn, cycles, forks } from "./scenarios.ts";
+import { storm } from "./storm.ts";
 
 const LIMIT = { timeout: 240_000 };
 let node: Node;
@@ -24,4 +25,8 @@ test("children of one fork are equal in data and different in identity", LIMIT, 
 
 test("create, fork and kill leave the host as it was", LIMIT, async (t) =>
   t.diagnostic(await churn(node, { cycles: 5, atOnce: 2 }, say(t))),
+);
+
+test("requests of every kind at once leave sandboxes whole and the host as it was", LIMIT, async (t) =>
+  t.diagnostic(await storm(node, { requests: 25, sandboxes: 2, atOnce: 3 }, say(t))),
 );
