@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import type { SandboxId } from "@aenv/base";
+import { AenvError, type SandboxId } from "@aenv/base";
 import { type Life, World } from "./testing.ts";
 
 const signal = new AbortController().signal;
@@ -60,6 +60,17 @@ test("a hook that fails, and a guest that answers nonsense, keep nothing from ha
   await engine.pause(id, {}, signal);
   assert.equal(engine.get(id).state, "paused");
   assert.deepEqual(warnings().slice(2), ["the hooks of pre-snapshot.d were not run"]);
+});
+
+test("a guest from before there were hooks has none", async () => {
+  await using world = await World.make();
+  const { life, id } = await up(world);
+  world.hooks = () => {
+    throw new AenvError("NOT_FOUND", "POST /hooks: 404");
+  };
+  await life.engine.pause(id, { requireHealthyGuest: true }, signal);
+  await life.engine.connect(id, HOUR, signal);
+  assert.ok(life.engine.logs(id).every((l) => l.level !== "warn"));
 });
 
 test("a pause that wants a healthy guest is refused where the guest does not answer", async () => {

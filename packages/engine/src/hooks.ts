@@ -1,4 +1,4 @@
-import { deadline, messageOf } from "@aenv/base";
+import { AenvError, deadline, messageOf } from "@aenv/base";
 import type { HooksRequest } from "@aenv/guest";
 import type { Context } from "./context.ts";
 import type { VmRun } from "./run.ts";
@@ -34,6 +34,8 @@ export async function runHooks(
     return true;
   } catch (e) {
     parent.throwIfAborted();
+    // An agent that was captured before there were hooks.
+    if (e instanceof AenvError && e.code === "NOT_FOUND") return true;
     note(`the hooks of ${phase}.d were not run`, { error: messageOf(e) });
     return false;
   }

@@ -175,13 +175,18 @@ export async function primeRun(
   for (let turn = 0; turn < PRIME_TURNS; turn++) {
     await run.guest.init(nobody(ctx, run), signal, currentToken);
     await run.guest.exec(PRIME, signal);
-    await run.guest.hooks({ phase: "none", cause: "prime" }, { answerMs: START_DEADLINE_MS }, signal);
+    await run.guest.hooks({ phase: "none", cause: "prime" }, { answerMs: START_DEADLINE_MS }, signal).catch(isOld);
   }
   await run.guest.health(signal);
 }
 /** What the SDKs run: a login shell with a command. Most of the code is translated the first time, the rest the next. */
 const PRIME = { cmd: "/bin/bash", args: ["-l", "-c", "echo ready"] };
 const PRIME_TURNS = 3;
+
+/** An agent that was captured before it had this: it is as good as primed. */
+function isOld(e: unknown): void {
+  if (!(e instanceof AenvError && e.code === "NOT_FOUND")) throw e;
+}
 
 /** The identity of a spare: it walks the path of a real one and is overwritten by it as a whole. */
 function nobody(ctx: Context, run: VmRun): GuestInit {
