@@ -36,6 +36,7 @@ async function route(service: BlockService, req: IncomingMessage, caller: AbortS
   const call = `${req.method} ${url.pathname}`;
   if (call === "GET /ping") return service.ping();
   if (call === "GET /disks") return service.list();
+  if (call === "GET /cache") return service.cacheStats;
   if (call === "POST /disks") return await service.create(await body(req, diskSpecSchema));
   if (call === "POST /import") {
     const { rawPath, target } = await body(req, importSchema);

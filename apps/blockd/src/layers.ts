@@ -4,17 +4,22 @@ import {
   type ExtentMap,
   FileSource,
   type LayerRef,
+  type LayerStub,
   mergeStack,
   openLayer,
+  readStub,
+  type RemoteLayers,
   type SharedFile,
+  type SharedRemote,
 } from "@aenv/block";
 import type { Sealed, SharedStack } from "./protocol.ts";
 
 interface OpenLayer {
-  file: SharedFile;
+  file: SharedFile | SharedRemote;
   map: ExtentMap;
   bytes: number;
   users: number;
+  close(): void;
 }
 
 interface Merged {
@@ -26,12 +31,19 @@ interface Merged {
 export class LayerTable {
   readonly #layers = new Map<string, OpenLayer>();
   readonly #merged = new Map<string, Merged>();
+  /** Layers of stores whose index is being read. */
+  readonly #opening = new Map<string, Promise<OpenLayer>>();
+  readonly #remote: RemoteLayers;
 
-  /** Opens what is not open yet. Each `acquire` needs one `release` of the same layers. */
-  acquire(layers: readonly LayerRef[]): SharedStack {
+  constructor(remote: RemoteLayers) {
+    this.#remote = remote;
+  }
+
+  /** Opens what is not open yet; layers of stores are read through the cache. Each needs one `release` of the same layers. */
+  async acquire(layers: readonly LayerRef[]): Promise<SharedStack> {
     const held: OpenLayer[] = [];
     try {
-      for (const { path } of layers) held.push(this.#hold(path));
+      for (const { path } of layers) held.push(await this.#hold(path));
     } catch (e) {
       for (const { path } of layers.slice(0, held.length)) this.#drop(path);
       throw e;
@@ -53,7 +65,8 @@ export class LayerTable {
 
   /** A worker sealed a layer on top of `below`, which its disk holds: from now on the disk holds the longer stack. */
   pushed(below: readonly LayerRef[], top: LayerRef, sealed: Sealed): void {
-    this.#layers.set(top.path, { file: sealed.file, map: sealed.layerMap, bytes: sealed.bytes, users: 1 });
+    const { file, layerMap, bytes } = sealed;
+    this.#layers.set(top.path, { file, map: layerMap, bytes, users: 1, close: () => closeSync(file.fd) });
     this.#dropMerged(keyOf(below));
     this.#merged.set(keyOf([...below, top]), { map: sealed.map, users: 1 });
   }
@@ -67,23 +80,38 @@ export class LayerTable {
     return this.#layers.has(path);
   }
 
-  #hold(path: string): OpenLayer {
+  async #hold(path: string): Promise<OpenLayer> {
     let layer = this.#layers.get(path);
     if (!layer) {
-      const opened = openLayer(path);
-      const { fd, form } = opened;
-      const file = { path, fd, form, warm: FileSource.warmMap(opened.bytes) };
-      layer = { file, map: opened.extents, bytes: opened.bytes, users: 0 };
+      const stub = readStub(path);
+      layer = stub ? await this.#openRemote(path, stub) : openLocal(path);
       this.#layers.set(path, layer);
     }
     layer.users++;
     return layer;
   }
 
+  /** Once for all that want it at the same time. */
+  async #openRemote(path: string, stub: LayerStub): Promise<OpenLayer> {
+    const opening = this.#opening.get(path) ?? this.#fetchIndex(stub);
+    this.#opening.set(path, opening);
+    try {
+      return await opening;
+    } finally {
+      this.#opening.delete(path);
+    }
+  }
+
+  async #fetchIndex(stub: LayerStub): Promise<OpenLayer> {
+    const { shared, extents, bytes } = await this.#remote.open(stub);
+    const close = (): void => this.#remote.close(stub, shared.blob.blob);
+    return { file: shared, map: extents, bytes, users: 0, close };
+  }
+
   #drop(path: string): void {
     const layer = this.#layers.get(path);
     if (!layer || --layer.users > 0) return;
-    closeSync(layer.file.fd);
+    layer.close();
     this.#layers.delete(path);
   }
 
@@ -91,6 +119,12 @@ export class LayerTable {
     const merged = this.#merged.get(key);
     if (merged && --merged.users === 0) this.#merged.delete(key);
   }
+}
+
+function openLocal(path: string): OpenLayer {
+  const { fd, form, extents, bytes } = openLayer(path);
+  const file = { path, fd, form, warm: FileSource.warmMap(bytes) };
+  return { file, map: extents, bytes, users: 0, close: () => closeSync(fd) };
 }
 
 function keyOf(layers: readonly LayerRef[]): string {

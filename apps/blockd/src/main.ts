@@ -1,6 +1,7 @@
 /**
  * blockd: serves the disks of a node over NBD, one Unix socket per disk, and is told what to do over its control socket.
- * `node apps/blockd/src/main.ts --socket PATH --state DIR --log FILE [--workers N]`
+ * `node apps/blockd/src/main.ts --socket PATH --state DIR --log FILE [--workers N] [--cache DIR] [--cache-mib N]`
+ * The cache holds pieces of layers that are in stores (default: STATE/cache, 10240 MiB).
  */
 import { createHash } from "node:crypto";
 import { chmodSync, mkdirSync, realpathSync, rmSync } from "node:fs";
@@ -18,11 +19,14 @@ const { values } = parseArgs({
     state: { type: "string" },
     log: { type: "string" },
     workers: { type: "string" },
+    cache: { type: "string" },
+    "cache-mib": { type: "string", default: "10240" },
+    "load-ms": { type: "string" },
   },
 });
 const { socket, state, log } = values;
 if (socket === undefined || state === undefined || log === undefined) {
-  console.error("usage: blockd --socket PATH --state DIR --log FILE [--workers N]");
+  console.error("usage: blockd --socket PATH --state DIR --log FILE [--workers N] [--cache DIR] [--cache-mib N]");
   process.exit(64);
 }
 
@@ -63,6 +67,11 @@ const service = new BlockService({
   stateDir: state,
   socketDir,
   logger,
+  cache: {
+    dir: values.cache ?? join(state, "cache"),
+    bytes: Number(values["cache-mib"]) * 2 ** 20,
+    ...(values["load-ms"] === undefined ? {} : { loadMs: Number(values["load-ms"]) }),
+  },
   ...(values.workers === undefined ? {} : { workers: Number(values.workers) }),
   onCrash(e) {
     // The files are consistent at any moment; a new process opens all disks again.

@@ -1,9 +1,10 @@
-import type { ExtentMap, LayerRef, SharedFile, UpperFiles } from "@aenv/block";
+import { AenvError, ERROR_CODES, type ErrorCode } from "@aenv/base";
+import type { ExtentMap, LayerRef, SharedFile, SharedRemote, UpperFiles } from "@aenv/block";
 
 /** Messages between the control thread and the disk workers. Typed arrays are over shared memory; file numbers are the process's. */
 export interface SharedStack {
   map: ExtentMap;
-  files: SharedFile[];
+  files: (SharedFile | SharedRemote)[];
 }
 
 export interface OpenDisk {
@@ -44,7 +45,10 @@ export interface WorkerCalls {
 }
 
 export type CallName = keyof WorkerCalls;
-export type ToWorker = { [K in CallName]: { id: number; op: K; args: WorkerCalls[K]["args"] } }[CallName];
+/** Answers to what a worker asked: pieces of a layer in a store are held until it says `release`. */
+export type Loaded = { op: "loaded"; load: number } | { op: "loadFailed"; load: number; error: WireError };
+
+export type ToWorker = Loaded | { [K in CallName]: { id: number; op: K; args: WorkerCalls[K]["args"] } }[CallName];
 
 export interface WireError {
   code: string;
@@ -56,4 +60,14 @@ export interface WireError {
 export type FromWorker =
   | { kind: "done"; id: number; result: unknown }
   | { kind: "failed"; id: number; error: WireError }
+  | { kind: "load"; load: number; blob: number; from: number; to: number }
+  | { kind: "release"; load: number }
   | { kind: "log"; level: "debug" | "info" | "warn" | "error"; fields: Record<string, unknown>; message: string };
+
+export function fromWire(e: WireError): AenvError {
+  const code = Object.hasOwn(ERROR_CODES, e.code) ? (e.code as ErrorCode) : "INTERNAL";
+  return new AenvError(code, e.message, {
+    ...(e.hint === undefined ? {} : { hint: e.hint }),
+    ...(e.data === undefined ? {} : { data: e.data }),
+  });
+}

@@ -1,5 +1,6 @@
 import {
   closeSync,
+  existsSync,
   fdatasyncSync,
   mkdirSync,
   openSync,
@@ -48,6 +49,10 @@ export class Records {
       closeSync(fd);
     }
     renameSync(temp, path);
+  }
+
+  has(disk: string): boolean {
+    return existsSync(this.#path(disk));
   }
 
   delete(disk: string): void {

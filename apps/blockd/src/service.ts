@@ -3,14 +3,27 @@ import { existsSync } from "node:fs";
 import { availableParallelism } from "node:os";
 import { join } from "node:path";
 import { isDeepStrictEqual } from "node:util";
-import { AenvError, KeyedMutex, type Logger, messageOf, randomName } from "@aenv/base";
-import { type DiskSpec, importRaw, type LayerInfo, type LayerRef, type PingInfo } from "@aenv/block";
+import { AenvError, KeyedMutex, type Logger, messageOf, randomName, sleep, TaskGroup } from "@aenv/base";
+import {
+  type CacheStats,
+  type DiskSpec,
+  importRaw,
+  type LayerInfo,
+  type LayerRef,
+  type LoadPieces,
+  type PingInfo,
+  readStub,
+  RemoteLayers,
+} from "@aenv/block";
 import { procIdentity } from "@aenv/host";
 import { LayerTable } from "./layers.ts";
 import type { Sealed } from "./protocol.ts";
 import { type DiskRecord, Records } from "./records.ts";
 import { newestGeneration, removeUppers, settleSeal, upperFiles } from "./uppers.ts";
 import { DiskWorker } from "./workers.ts";
+
+const RECOVER_PAUSE_MS = 1000;
+const RECOVER_WAIT_MS = 5000;
 
 interface OpenDisk {
   record: DiskRecord;
@@ -23,6 +36,8 @@ export interface ServiceOptions {
   /** Folder, on the file system of the disks' sockets, that only we can write. */
   socketDir: string;
   logger: Logger;
+  /** Of layers that are in stores. */
+  cache: { dir: string; bytes: number; loadMs?: number };
   workers?: number;
   onCrash: (e: Error) => void;
 }
@@ -31,38 +46,82 @@ export interface ServiceOptions {
 export class BlockService {
   readonly #options: ServiceOptions;
   readonly #records: Records;
-  readonly #layers = new LayerTable();
+  readonly #remote: RemoteLayers;
+  readonly #layers: LayerTable;
   readonly #workers: DiskWorker[];
   readonly #disks = new Map<string, OpenDisk>();
   readonly #locks = new KeyedMutex();
   readonly #epoch = randomUUID();
+  readonly #tasks: TaskGroup;
 
   constructor(options: ServiceOptions) {
     this.#options = options;
     this.#records = new Records(options.stateDir);
     const count = options.workers ?? availableParallelism();
-    this.#workers = Array.from({ length: count }, () => new DiskWorker(options.logger, options.onCrash));
+    const { logger, onCrash } = options;
+    const remote = new RemoteLayers(options.cache, logger);
+    this.#remote = remote;
+    this.#layers = new LayerTable(remote);
+    this.#tasks = new TaskGroup((task, e) => logger.error({ task, error: messageOf(e) }, "a task failed"));
+    const load: LoadPieces = (blob, from, to) => remote.load(blob, from, to);
+    this.#workers = Array.from({ length: count }, () => new DiskWorker(logger, load, onCrash));
   }
 
-  /** Opens again every disk of an earlier process. One that fails is logged and left as it is. */
+  /**
+   * Opens again every disk of an earlier process. One that fails is logged and left as it is; one whose store is slow or
+   * away is not waited for long, and tried again in the background while its guest waits.
+   */
   async recover(): Promise<void> {
     const { logger } = this.#options;
     await Promise.all(
       this.#records.load(logger).map(async (record) => {
+        const { disk } = record.spec;
         try {
-          await this.#open(settleSeal(record));
+          const settled = settleSeal(record);
+          if (!settled.layers.some(({ path }) => isStub(path))) return await this.#open(settled);
+          const tried = this.#recoverLater(settled);
+          await Promise.race([tried, sleep(RECOVER_WAIT_MS)]);
         } catch (e) {
-          logger.error({ disk: record.spec.disk, error: messageOf(e) }, "disk could not be opened again");
+          logger.error({ disk, error: messageOf(e) }, "disk could not be opened again");
         }
       }),
     );
     logger.info({ disks: this.#disks.size }, "disks are open");
   }
 
+  /** Resolves after the first try. */
+  #recoverLater(record: DiskRecord): Promise<void> {
+    const { disk } = record.spec;
+    const tried = Promise.withResolvers<void>();
+    this.#tasks.spawn(`opening disk ${disk} again`, async (signal) => {
+      for (;;) {
+        try {
+          // A disk that was closed meanwhile has no record any more.
+          return await this.#locks.run(disk, async () => {
+            if (this.#records.has(disk) && !this.#disks.has(disk)) await this.#open(record);
+          });
+        } catch (e) {
+          this.#options.logger.warn({ disk, error: messageOf(e) }, "disk could not be opened again yet");
+          if (!AenvError.from(e, "open").retry) throw e;
+          tried.resolve();
+          await sleep(RECOVER_PAUSE_MS, signal);
+        } finally {
+          tried.resolve();
+        }
+      }
+    });
+    return tried.promise;
+  }
+
   ping(): PingInfo {
     const identity = procIdentity(process.pid);
     if (!identity) throw new AenvError("INTERNAL", "/proc is not readable");
     return { identity, epoch: this.#epoch, disks: this.#disks.size };
+  }
+
+  /** Of the cache; undefined while no layer of a store was used. */
+  get cacheStats(): CacheStats | undefined {
+    return this.#remote.stats;
   }
 
   list(): DiskSpec[] {
@@ -96,7 +155,7 @@ export class BlockService {
       const { record, worker } = open;
       if (isDeepStrictEqual(record.layers, layers)) return;
       const next = { ...record, spec: { ...record.spec, layers: [...layers] }, layers: [...layers] };
-      const stack = this.#layers.acquire(layers);
+      const stack = await this.#layers.acquire(layers);
       try {
         this.#records.put(next);
         await worker.call("restack", { disk, stack });
@@ -162,7 +221,9 @@ export class BlockService {
 
   /** Answers what is in flight and closes; the disks come back with the next start. */
   async stop(): Promise<void> {
+    await this.#tasks.close();
     await Promise.all(this.#workers.map((w) => w.end()));
+    await this.#remote[Symbol.asyncDispose]();
   }
 
   /** The record before it says enough for the next start to find out the same: a full disk must not stop a guest's. */
@@ -179,7 +240,7 @@ export class BlockService {
 
   async #open(record: DiskRecord): Promise<void> {
     const { spec, layers, generation } = record;
-    const stack = this.#layers.acquire(layers);
+    const stack = await this.#layers.acquire(layers);
     const worker = this.#workers.reduce((a, b) => (b.disks < a.disks ? b : a));
     worker.disks++;
     try {
@@ -205,5 +266,13 @@ export class BlockService {
     const ready = { ...record, creating: false };
     this.#note(ready);
     this.#disks.set(spec.disk, { record: ready, worker });
+  }
+}
+
+function isStub(path: string): boolean {
+  try {
+    return readStub(path) !== undefined;
+  } catch {
+    return false;
   }
 }

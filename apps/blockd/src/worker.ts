@@ -4,11 +4,13 @@ import { rm } from "node:fs/promises";
 import { dirname } from "node:path";
 import { parentPort } from "node:worker_threads";
 import { AenvError, errnoOf, type Logger, messageOf } from "@aenv/base";
-import { Disk, openLayer, openSource, overlay, type Stack, Upper } from "@aenv/block";
+import { Disk, openLayer, openRemoteSource, openSource, overlay, type Stack, Upper } from "@aenv/block";
 import { BufferPool, NbdServer } from "@aenv/nbd";
+import { fromWire } from "./protocol.ts";
 import type {
   CallName,
   FromWorker,
+  Loaded,
   OpenDisk,
   Sealed,
   SealDisk,
@@ -54,9 +56,9 @@ const calls: { [K in CallName]: (args: WorkerCalls[K]["args"]) => Promise<Worker
   },
 };
 
-port.on("message", (m: ToWorker) => void answer(m));
+port.on("message", (m: ToWorker) => (m.op === "loaded" || m.op === "loadFailed" ? loaded(m) : void answer(m)));
 
-async function answer(m: ToWorker): Promise<void> {
+async function answer(m: Exclude<ToWorker, Loaded>): Promise<void> {
   try {
     const call = calls[m.op] as (args: unknown) => Promise<unknown>;
     say({ kind: "done", id: m.id, result: await call(m.args) });
@@ -73,7 +75,27 @@ function find(name: string): Served {
 }
 
 function toStack(shared: SharedStack): Stack {
-  return { map: shared.map, files: shared.files.map(openSource) };
+  const files = shared.files.map((f) => ("fd" in f ? openSource(f) : openRemoteSource(f, loadPieces)));
+  return { map: shared.map, files };
+}
+
+const loads = new Map<number, PromiseWithResolvers<() => void>>();
+let nextLoad = 1;
+
+/** Asks the control thread, which owns the cache. */
+function loadPieces(blob: number, from: number, to: number): Promise<() => void> {
+  const load = nextLoad++;
+  const waiting = Promise.withResolvers<() => void>();
+  loads.set(load, waiting);
+  say({ kind: "load", load, blob, from, to });
+  return waiting.promise;
+}
+
+function loaded(m: Loaded): void {
+  const waiting = loads.get(m.load);
+  loads.delete(m.load);
+  if (m.op === "loaded") waiting?.resolve(() => say({ kind: "release", load: m.load }));
+  else waiting?.reject(fromWire(m.error));
 }
 
 async function openDisk(spec: OpenDisk): Promise<undefined> {

@@ -1,23 +1,30 @@
 import { Worker } from "node:worker_threads";
-import { AenvError, ERROR_CODES, type ErrorCode, type Logger } from "@aenv/base";
-import type { CallName, FromWorker, WireError, WorkerCalls } from "./protocol.ts";
+import { AenvError, type Logger } from "@aenv/base";
+import type { LoadPieces } from "@aenv/block";
+import { type CallName, type FromWorker, fromWire, type Loaded, type WorkerCalls } from "./protocol.ts";
 
 /** One disk worker, seen from the control thread. */
 export class DiskWorker {
   readonly #worker: Worker;
   readonly #waiting = new Map<number, PromiseWithResolvers<unknown>>();
+  readonly #load: LoadPieces;
+  /** Pieces that the worker reads now. */
+  readonly #held = new Map<number, () => void>();
   #nextId = 1;
   /** Disks placed here. */
   disks = 0;
 
   /** `onCrash` is called when the thread ends by itself; its disks are then not served. */
-  constructor(logger: Logger, onCrash: (e: Error) => void) {
+  constructor(logger: Logger, load: LoadPieces, onCrash: (e: Error) => void) {
+    this.#load = load;
     this.#worker = new Worker(new URL("./worker.ts", import.meta.url), {
       // Node takes files that optimised code has closed for open still: it warns, and at its end closes whose they are now.
       trackUnmanagedFds: false,
     });
     this.#worker.on("message", (m: FromWorker) => {
       if (m.kind === "log") return logger[m.level](m.fields, m.message);
+      if (m.kind === "load") return void this.#answerLoad(m);
+      if (m.kind === "release") return this.#release(m.load);
       const waiting = this.#waiting.get(m.id);
       this.#waiting.delete(m.id);
       if (m.kind === "done") waiting?.resolve(m.result);
@@ -38,13 +45,24 @@ export class DiskWorker {
   async end(): Promise<void> {
     await this.call("stop", undefined);
     await this.#worker.terminate();
+    for (const load of this.#held.keys()) this.#release(load);
   }
-}
 
-function fromWire(e: WireError): AenvError {
-  const code = Object.hasOwn(ERROR_CODES, e.code) ? (e.code as ErrorCode) : "INTERNAL";
-  return new AenvError(code, e.message, {
-    ...(e.hint === undefined ? {} : { hint: e.hint }),
-    ...(e.data === undefined ? {} : { data: e.data }),
-  });
+  async #answerLoad({ load, blob, from, to }: Extract<FromWorker, { kind: "load" }>): Promise<void> {
+    let answer: Loaded;
+    try {
+      this.#held.set(load, await this.#load(blob, from, to));
+      answer = { op: "loaded", load };
+    } catch (e) {
+      const { code, message, hint, data } = AenvError.from(e, "loading pieces of a layer");
+      answer = { op: "loadFailed", load, error: { code, message, hint, data } };
+    }
+    // oxlint-disable-next-line unicorn/require-post-message-target-origin -- a worker thread, not a window
+    this.#worker.postMessage(answer);
+  }
+
+  #release(load: number): void {
+    this.#held.get(load)?.();
+    this.#held.delete(load);
+  }
 }

@@ -1,11 +1,12 @@
 /** A real blockd process in a folder of its own, for tests. */
 import { type ChildProcess, spawn } from "node:child_process";
 import { once } from "node:events";
+import { get } from "node:http";
 import { mkdirSync, mkdtempSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join, resolve } from "node:path";
 import { bytes, newLayerId } from "@aenv/base";
-import { BlockdClient, type DiskSpec, type LayerRef } from "@aenv/block";
+import { BlockdClient, type CacheStats, type DiskSpec, type LayerRef } from "@aenv/block";
 
 const MAIN = resolve(import.meta.dirname, "../src/main.ts");
 const READY_TRIES = 2000;
@@ -16,14 +17,18 @@ export class TestBlockd implements AsyncDisposable {
   readonly log: string;
   #child: ChildProcess | undefined;
 
-  private constructor(dir: string) {
+  readonly #args: readonly string[];
+
+  private constructor(dir: string, args: readonly string[]) {
     this.dir = dir;
+    this.#args = args;
     this.log = join(dir, "blockd.log");
     this.client = new BlockdClient(join(dir, "blockd.sock"));
   }
 
-  static async start(): Promise<TestBlockd> {
-    const blockd = new TestBlockd(mkdtempSync(join(tmpdir(), "aenv-blockd-")));
+  /** `args` are more arguments for every start. */
+  static async start(args: readonly string[] = []): Promise<TestBlockd> {
+    const blockd = new TestBlockd(mkdtempSync(join(tmpdir(), "aenv-blockd-")), args);
     await blockd.start();
     return blockd;
   }
@@ -42,7 +47,9 @@ export class TestBlockd implements AsyncDisposable {
       "--log",
       this.log,
     ];
-    const child = spawn(process.execPath, [...args, "--workers", "2"], { stdio: ["ignore", "inherit", "inherit"] });
+    const child = spawn(process.execPath, [...args, "--workers", "2", ...this.#args], {
+      stdio: ["ignore", "inherit", "inherit"],
+    });
     this.#child = child;
     for (let i = 0; i < READY_TRIES; i++) {
       if (child.exitCode !== null) throw new Error(`blockd ended with ${child.exitCode}`);
@@ -54,6 +61,25 @@ export class TestBlockd implements AsyncDisposable {
       await new Promise((r) => setTimeout(r, 5));
     }
     throw new Error("blockd did not become ready");
+  }
+
+  /** Waits for a state of it. */
+  async until(is: () => Promise<boolean>): Promise<void> {
+    for (let i = 0; i < 3000; i++) {
+      if (await is()) return;
+      await new Promise((r) => setTimeout(r, 20));
+    }
+    throw new Error("blockd did not come to the state");
+  }
+
+  cache(): Promise<CacheStats | undefined> {
+    return new Promise((resolve, reject) => {
+      get({ socketPath: join(this.dir, "blockd.sock"), path: "/cache" }, (res) => {
+        let text = "";
+        res.on("data", (d: Buffer) => (text += d.toString()));
+        res.on("end", () => resolve(JSON.parse(text) as CacheStats));
+      }).on("error", reject);
+    });
   }
 
   /** Sends the signal and returns the exit code (null when the signal ended it). */

@@ -18,6 +18,8 @@ export interface ServerConfig extends NodeConfig {
   poolMB: number | undefined;
   /** With less of the data folder's disk left than this, no sandbox, snapshot or template is made. */
   diskReserveBytes: Bytes;
+  /** Bound of the cache of layers that are in stores. */
+  cacheMiB: number;
   /** Private ranges that sandboxes may reach, and ranges that none may. */
   egress: { open: string[]; deny: string[] };
   /** Resolvers of sandboxes; empty: those of the host. */
@@ -45,6 +47,7 @@ Environment: AENV_SLOTS (most VMs at once, default 256), AENV_UID_BASE (default:
              AENV_DISK_RESERVE (MiB of the data folder's disk below which nothing new is made, default 512),
              AENV_ON_STOP (pause, keep: what SIGTERM does to sandboxes; SIGUSR2 always keeps them running for the next server),
              AENV_STOP_DEADLINE (seconds that pausing them may take, default 60),
+             AENV_CACHE_MB (bound of the disk cache of layers that are in object stores, default 10240),
              AENV_ACCEL (auto, kvm, tcg), AENV_LOG_LEVEL (info),
 AENV_EGRESS_OPEN (private ranges that sandboxes may reach, CIDRs with commas between), AENV_EGRESS_DENY (ranges that no sandbox may reach),
 AENV_DNS (addresses of the resolvers that sandboxes ask, commas between; default: those of the host),
@@ -58,6 +61,7 @@ const DEFAULT_FORK_LIMIT = 16;
 const MAX_POOL_MB = 1 << 20;
 const DEFAULT_DISK_RESERVE_MIB = 512;
 const DEFAULT_STOP_DEADLINE_S = 60;
+const DEFAULT_CACHE_MIB = 10_240;
 
 function integer(name: string, text: string | undefined, fallback: number, min: number, max: number): number {
   if (text === undefined || text === "") return fallback;
@@ -126,6 +130,7 @@ export async function readConfig(argv: readonly string[], env: NodeJS.ProcessEnv
     forkLimit: integer("AENV_FORK_LIMIT", env["AENV_FORK_LIMIT"], DEFAULT_FORK_LIMIT, 1, MAX_FORKS),
     poolMB:
       (env["AENV_POOL_MB"] ?? "") === "" ? undefined : integer("AENV_POOL_MB", env["AENV_POOL_MB"], 0, 0, MAX_POOL_MB),
+    cacheMiB: integer("AENV_CACHE_MB", env["AENV_CACHE_MB"], DEFAULT_CACHE_MIB, 16, 2 ** 24),
     diskReserveBytes: mib(integer("AENV_DISK_RESERVE", env["AENV_DISK_RESERVE"], DEFAULT_DISK_RESERVE_MIB, 0, 2 ** 24)),
     egress: { open: list(env["AENV_EGRESS_OPEN"]), deny: list(env["AENV_EGRESS_DENY"]) },
     resolvers: list(env["AENV_DNS"]),

@@ -147,7 +147,7 @@ async function makeFolders({ home, runRoot }: ServerConfig): Promise<void> {
     await mkdir(dir, { recursive: true, mode: 0o711 });
 }
 
-function makeDaemons({ home, runRoot, uidBase }: ServerConfig, logger: Logger): Daemon[] {
+function makeDaemons({ home, runRoot, uidBase, cacheMiB }: ServerConfig, logger: Logger): Daemon[] {
   // The compiled output of our modules is cached: without it every daemon carries a compiler of 30 MB.
   const env = {
     PATH: process.env["PATH"] ?? "/usr/sbin:/usr/bin:/sbin:/bin",
@@ -159,13 +159,22 @@ function makeDaemons({ home, runRoot, uidBase }: ServerConfig, logger: Logger): 
       ? {}
       : { NODE_EXTRA_CA_CERTS: process.env["NODE_EXTRA_CA_CERTS"] }),
   };
-  const daemon = (name: string, args: readonly string[]): Daemon => {
+  // Where the AWS tools find credentials: blockd reads layers of stores.
+  const credentials = Object.fromEntries(
+    Object.entries(process.env).flatMap(([k, v]) =>
+      v !== undefined && (k === "HOME" || k.startsWith("AWS_")) ? [[k, v]] : [],
+    ),
+  );
+  const daemon = (name: string, args: readonly string[], more: Record<string, string> = {}): Daemon => {
     const log = join(home, `log/${name}.log`);
     const socket = join(runRoot, `${name}.sock`);
-    return new Daemon({ name, main: appMain(name), socket, args: [...args, "--log", log], log, env }, logger);
+    return new Daemon(
+      { name, main: appMain(name), socket, args: [...args, "--log", log], log, env: { ...env, ...more } },
+      logger,
+    );
   };
   return [
-    daemon("blockd", ["--state", join(home, "blockd")]),
+    daemon("blockd", ["--state", join(home, "blockd"), "--cache-mib", String(cacheMiB)], credentials),
     daemon("vmd", []),
     daemon("egress", ["--state", join(home, "egress"), "--uid", String(uidBase - 1)]),
   ];

@@ -4,7 +4,7 @@ import { open } from "node:fs/promises";
 import { join } from "node:path";
 import { test } from "node:test";
 import fc from "fast-check";
-import { ModelDisk } from "../test/model.ts";
+import { FarSource, ModelDisk } from "../test/model.ts";
 import { LayerWriter } from "./layer-writer.ts";
 import { fileSink } from "./sink.ts";
 
@@ -132,10 +132,10 @@ test("the place of a zeroed block stays its own after its log was rewritten and 
   await m.check();
 });
 
-test("a layer of other software, with extents of single sectors, is read, covered and zeroed right", async () => {
+test("a layer with extents of single sectors, here or in a store, is read, covered and zeroed right", async () => {
   const sectors = fc.uniqueArray(fc.nat(SECTORS - 1), { minLength: 1, maxLength: 60 });
   await fc.assert(
-    fc.asyncProperty(sectors, fc.array(operation, { maxLength: 20 }), async (list, operations) => {
+    fc.asyncProperty(sectors, fc.array(operation, { maxLength: 20 }), fc.boolean(), async (list, operations, far) => {
       await using m = new ModelDisk(SIZE);
       const path = join(m.dir, "base.lsmt");
       const content = Buffer.alloc(SIZE);
@@ -150,7 +150,7 @@ test("a layer of other software, with extents of single sectors, is read, covere
       }
       await writer.finish();
       await file.close();
-      await m.base(path, content);
+      await m.base(path, content, (s) => (far ? new FarSource(s) : s));
       await m.check();
       for (const o of operations) await apply(m, o);
       await m.check();

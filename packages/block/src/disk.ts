@@ -35,15 +35,23 @@ export interface DiskExtent {
 
 /** What `#fill` does with data that may have to come from the device. */
 const REFUSE = 0;
+/** Waits for a device, but not for a network: false when that would be needed. */
 const BLOCK = 1;
-const COLLECT = 2;
-type ColdMode = typeof REFUSE | typeof BLOCK | typeof COLLECT;
+/** Fills what is warm and notes the rest. */
+const GATHER = 2;
+type ColdMode = typeof REFUSE | typeof BLOCK | typeof GATHER;
 
 interface ColdRange {
   file: Source;
   position: number;
   length: number;
+  /** Where in the caller's buffer it goes. */
+  at: number;
 }
+
+/** Content of the blocks at the ends of a write that covers them only in part. */
+type Edges = ReadonlyMap<number, Buffer>;
+const NO_EDGES: Edges = new Map();
 
 /**
  * A virtual disk: sealed layers with one writable upper on top. Fits the NBD server's target port. Writes are complete,
@@ -94,10 +102,7 @@ export class Disk {
   }
 
   async read(offset: number, length: number, into: Buffer, at: number): Promise<void> {
-    await this.#hold(async () => {
-      await this.#load(offset, length);
-      this.#fill(offset, length, into, at, BLOCK);
-    });
+    await this.#hold(() => this.#gather(offset, length, into, at));
   }
 
   write(offset: number, data: Buffer, fua: boolean): Promise<void> | undefined {
@@ -106,7 +111,9 @@ export class Disk {
     if (this.#queued > 0 || (this.#slowUntil > 0 && this.#isSlow())) {
       return this.#enqueue(() => this.#writeLater(offset, data), fua);
     }
-    this.#write(offset, data);
+    const edges = this.#edgesNow(offset, data.length);
+    if (!edges) return this.#enqueue(() => this.#writeLater(offset, data), fua);
+    this.#write(offset, data, edges);
     return fua ? this.flush() : undefined;
   }
 
@@ -129,20 +136,23 @@ export class Disk {
   zero(offset: number, length: number, _punch: boolean, fua: boolean): Promise<void> | undefined {
     if (this.#gate) return this.#afterGate(() => this.zero(offset, length, _punch, fua));
     this.#alive();
-    if (this.#queued > 0) return this.#enqueue(() => this.#zero(offset, length), fua);
-    this.#zero(offset, length);
+    const edges = this.#queued > 0 ? undefined : this.#edgesNow(offset, length);
+    if (!edges) {
+      return this.#enqueue(async () => this.#zero(offset, length, await this.#edgesLater(offset, length)), fua);
+    }
+    this.#zero(offset, length, edges);
     return fua ? this.flush() : undefined;
   }
 
-  #zero(offset: number, length: number): void {
+  #zero(offset: number, length: number, edges: Edges): void {
     const end = offset + length;
     const first = Math.ceil(offset / BLOCK_BYTES);
     const last = Math.floor(end / BLOCK_BYTES);
-    if (first > last) this.#zeroInside(offset, length);
+    if (first > last) this.#zeroInside(offset, length, edges);
     else {
-      this.#zeroInside(offset, first * BLOCK_BYTES - offset);
+      this.#zeroInside(offset, first * BLOCK_BYTES - offset, edges);
       this.#zeroBlocks(first, last);
-      this.#zeroInside(last * BLOCK_BYTES, end - last * BLOCK_BYTES);
+      this.#zeroInside(last * BLOCK_BYTES, end - last * BLOCK_BYTES, edges);
     }
   }
 
@@ -271,11 +281,53 @@ export class Disk {
 
   /** Brings the range into the page cache. */
   async #load(offset: number, length: number): Promise<void> {
+    await Promise.all(this.#collect(offset, length, NOTHING, 0).map((c) => c.file.load(c.position, c.length)));
+  }
+
+  /** Fills all of the range, without blocking this thread for long. */
+  async #gather(offset: number, length: number, into: Buffer, at: number): Promise<void> {
+    const cold = this.#collect(offset, length, into, at);
+    await Promise.all(cold.map((c) => c.file.fetch(into, c.at, c.length, c.position)));
+  }
+
+  /** Fills what is warm (nothing, where `into` is empty); returns the rest. */
+  #collect(offset: number, length: number, into: Buffer, at: number): ColdRange[] {
     this.#cold = [];
-    this.#fill(offset, length, NOTHING, 0, COLLECT);
+    this.#fill(offset, length, into, at, GATHER);
     const cold = this.#cold;
     this.#cold = [];
-    await Promise.all(cold.map((c) => c.file.load(c.position, c.length)));
+    return cold;
+  }
+
+  /** Blocks at the ends of the range that lie in it only in part and that the upper does not hold. */
+  #edgeBlocks(offset: number, length: number): number[] {
+    const { table } = this.#upper;
+    const end = offset + length;
+    const ends = [offset, end].filter((at) => at % BLOCK_BYTES !== 0).map((at) => Math.floor(at / BLOCK_BYTES));
+    return [...new Set(ends)].filter((block) => table.get(block) === UNMAPPED || (table.get(block) & ZERO_BIT) !== 0);
+  }
+
+  /** Their content; undefined when it must be fetched. */
+  #edgesNow(offset: number, length: number): Edges | undefined {
+    if (offset % BLOCK_BYTES === 0 && length % BLOCK_BYTES === 0) return NO_EDGES;
+    const out = new Map<number, Buffer>();
+    for (const block of this.#edgeBlocks(offset, length)) {
+      const content = Buffer.alloc(BLOCK_BYTES);
+      if (!this.#fill(block * BLOCK_BYTES, BLOCK_BYTES, content, 0, BLOCK)) return undefined;
+      out.set(block, content);
+    }
+    return out;
+  }
+
+  /** The same for one whose turn it is: nothing changes the disk meanwhile. */
+  async #edgesLater(offset: number, length: number): Promise<Edges> {
+    const out = new Map<number, Buffer>();
+    for (const block of this.#edgeBlocks(offset, length)) {
+      const content = Buffer.alloc(BLOCK_BYTES);
+      await this.#gather(block * BLOCK_BYTES, BLOCK_BYTES, content, 0);
+      out.set(block, content);
+    }
+    return out;
   }
 
   #fill(offset: number, length: number, into: Buffer, at: number, mode: ColdMode): boolean {
@@ -290,7 +342,7 @@ export class Disk {
       if (value === UNMAPPED) {
         if (!this.#fillFromStack(position, limit, into, target, mode)) return false;
       } else if ((value & ZERO_BIT) !== 0) {
-        if (mode !== COLLECT) into.fill(0, target, target + limit - position);
+        if (into !== NOTHING) into.fill(0, target, target + limit - position);
       } else {
         const place = Math.floor(value / 2) * BLOCK_BYTES + (position - block * BLOCK_BYTES);
         if (!this.#fillFrom(this.#upperSource, place, limit - position, into, target, mode)) return false;
@@ -329,14 +381,14 @@ export class Disk {
       const target = at + position - from;
       if (start > position) {
         const limit = Math.min(start, end);
-        if (mode !== COLLECT) into.fill(0, target, target + limit - position);
+        if (into !== NOTHING) into.fill(0, target, target + limit - position);
         position = limit;
         continue;
       }
       const limit = Math.min((map.end[i] as number) * SECTOR, end);
       const file = map.file[i] as number;
       if (file === ZEROED) {
-        if (mode !== COLLECT) into.fill(0, target, target + limit - position);
+        if (into !== NOTHING) into.fill(0, target, target + limit - position);
       } else {
         const place = (map.place[i] as number) * SECTOR + position - start;
         if (!this.#fillFrom(files[file] as Source, place, limit - position, into, target, mode)) return false;
@@ -348,12 +400,10 @@ export class Disk {
   }
 
   #fillFrom(file: Source, place: number, length: number, into: Buffer, at: number, mode: ColdMode): boolean {
-    if (mode !== BLOCK && !file.isWarm(place, length)) {
-      if (mode === REFUSE) return false;
-      this.#cold.push({ file, position: place, length });
-      return true;
-    }
-    if (mode !== COLLECT) file.read(into, at, length, place);
+    const there = mode === BLOCK && file.local ? true : file.isWarm(place, length);
+    if (there && (into === NOTHING || file.read(into, at, length, place))) return true;
+    if (mode !== GATHER) return false;
+    this.#cold.push({ file, position: place, length, at });
     return true;
   }
 
@@ -371,9 +421,9 @@ export class Disk {
     return { zero: map.file[i] === ZEROED, end: Math.min(limit, (map.end[i] as number) * SECTOR) };
   }
 
-  #write(offset: number, data: Buffer): void {
+  #write(offset: number, data: Buffer, edges: Edges): void {
     this.#dirty = true;
-    const puts = this.#plan(offset, data);
+    const puts = this.#plan(offset, data, edges);
     for (let i = 0; i < puts.length; i++) {
       const put = puts[i] as Put;
       const started = performance.now();
@@ -391,7 +441,7 @@ export class Disk {
 
   /** The same through the thread pool, one request at a time: the host holds back whoever writes too much. */
   async #writeLater(offset: number, data: Buffer): Promise<void> {
-    const puts = this.#plan(offset, data);
+    const puts = this.#plan(offset, data, await this.#edgesLater(offset, data.length));
     for (let i = 0; i < puts.length; i++) {
       const put = puts[i] as Put;
       const started = performance.now();
@@ -428,19 +478,20 @@ export class Disk {
   }
 
   /** Where the data of a write goes, in order. Copies up what a write inside a block needs. */
-  #plan(offset: number, data: Buffer): Put[] {
+  #plan(offset: number, data: Buffer, edges: Edges): Put[] {
     const out: Put[] = [];
     const end = offset + data.length;
     const first = Math.ceil(offset / BLOCK_BYTES);
     const last = Math.floor(end / BLOCK_BYTES);
     if (first > last) {
-      this.#planInside(offset, data, out);
+      this.#planInside(offset, data, edges, out);
       return out;
     }
     const head = first * BLOCK_BYTES - offset;
-    if (head > 0) this.#planInside(offset, data.subarray(0, head), out);
+    if (head > 0) this.#planInside(offset, data.subarray(0, head), edges, out);
     if (last > first) this.#planBlocks(first, last - first, data, head, out);
-    if (end > last * BLOCK_BYTES) this.#planInside(last * BLOCK_BYTES, data.subarray(last * BLOCK_BYTES - offset), out);
+    const tail = data.subarray(last * BLOCK_BYTES - offset);
+    if (tail.length > 0) this.#planInside(last * BLOCK_BYTES, tail, edges, out);
     return out;
   }
 
@@ -473,7 +524,7 @@ export class Disk {
   }
 
   /** A write inside one block: the rest of the block is copied up when the upper does not hold it. */
-  #planInside(offset: number, data: Buffer, out: Put[]): void {
+  #planInside(offset: number, data: Buffer, edges: Edges, out: Put[]): void {
     const block = Math.floor(offset / BLOCK_BYTES);
     const inside = offset - block * BLOCK_BYTES;
     const value = this.#upper.table.get(block);
@@ -482,16 +533,16 @@ export class Disk {
       out.push({ data, position, appended: false, block, value: UNMAPPED });
       return;
     }
-    const whole = Buffer.alloc(BLOCK_BYTES);
-    this.#fill(block * BLOCK_BYTES, BLOCK_BYTES, whole, 0, BLOCK);
+    const whole = edges.get(block);
+    if (!whole) throw new AenvError("INTERNAL", `block ${block} was to be written in part without the rest of it`);
     data.copy(whole, inside);
     this.#planBlocks(block, 1, whole, 0, out);
   }
 
   /** Zeros inside one block. */
-  #zeroInside(offset: number, length: number): void {
+  #zeroInside(offset: number, length: number, edges: Edges): void {
     if (length === 0 || this.#isZero(offset, length)) return;
-    this.#write(offset, Buffer.alloc(length));
+    this.#write(offset, Buffer.alloc(length), edges);
   }
 
   #isZero(offset: number, length: number): boolean {

@@ -33,3 +33,7 @@ export {
   SnapshotRepository,
   type StoredBlob,
 } from "./store/repository.ts";
+export type { CacheStats } from "./cache/cache.ts";
+export { openRemoteSource, type RemoteLayer, RemoteLayers, type SharedRemote } from "./cache/remote.ts";
+export type { LoadPieces } from "./cache/slots.ts";
+export { type LayerStub, readStub, writeStub } from "./cache/stub.ts";

@@ -1,5 +1,6 @@
 import { closeSync, fstatSync, openSync } from "node:fs";
 import { AenvError, errnoOf } from "@aenv/base";
+import { readStub } from "./cache/stub.ts";
 import { type ExtentMap, ExtentBuilder, ZEROED } from "./extents.ts";
 import {
   corrupt,
@@ -62,6 +63,12 @@ export function openLayer(path: string): SealedLayer {
     return { path, fd, bytes, ...readsSync(readLayer(bytes, path), fd, path) };
   } catch (e) {
     closeSync(fd);
+    if (readStub(path)) {
+      throw new AenvError("INVALID_ARGUMENT", `layer ${path} is in a store`, {
+        cause: e,
+        hint: "Fetch it from its store first.",
+      });
+    }
     throw AenvError.from(e, `reading layer ${path}`);
   }
 }

@@ -82,8 +82,7 @@ async function writeMerged(
       signal?.throwIfAborted();
       const length = Math.min(STEP_BYTES, end - at);
       const place = (map.place[i] as number) * SECTOR + at - start;
-      if (!source.isWarm(place, length)) await source.load(place, length);
-      source.read(step, 0, length, place);
+      await source.fetch(step, 0, length, place);
       await writer.data(at, step.subarray(0, length));
     }
   }

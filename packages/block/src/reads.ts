@@ -24,6 +24,12 @@ export function readsSync<T>(parser: Reads<T>, fd: number, name: string): T {
   return step.value;
 }
 
+export async function readsAsync<T>(parser: Reads<T>, read: (w: Wanted) => Promise<Buffer>): Promise<T> {
+  let step = parser.next();
+  while (!step.done) step = parser.next(await read(step.value));
+  return step.value;
+}
+
 /** The parser sees only the bytes from `offset` on. */
 export function* readsFrom<T>(parser: Reads<T>, offset: number): Reads<T> {
   let step = parser.next();

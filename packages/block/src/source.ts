@@ -14,12 +14,16 @@ const readAsync = promisify(readCallback);
 /** What a disk reads the data of a layer from. Positions and lengths are bytes of the layer. */
 export interface Source {
   readonly path: string;
+  /** `read` always gives the data, at worst after waiting for a device. */
+  readonly local: boolean;
   /** `read` of the range would not wait for a device or a network. */
   isWarm(position: number, length: number): boolean;
-  /** Blocks until the range is read; only for what is warm or was just loaded. */
-  read(into: Buffer, at: number, length: number, position: number): void;
-  /** Makes the range warm without blocking this thread. */
+  /** Blocks until the range is read. False when it is not here, or was lost meanwhile: then `fetch` it. */
+  read(into: Buffer, at: number, length: number, position: number): boolean;
+  /** Makes the range warm without blocking this thread. It may be lost again soon after. */
   load(position: number, length: number): Promise<void>;
+  /** Reads without blocking this thread, from wherever the range is. */
+  fetch(into: Buffer, at: number, length: number, position: number): Promise<void>;
 }
 
 /** An open file as threads share it. */
@@ -32,7 +36,11 @@ export interface SharedFile {
 
 /** The layer in an open file, whatever it is wrapped in. */
 export function openSource({ path, fd, warm, form }: SharedFile): Source {
-  const file = new FileSource(path, fd, warm);
+  return unwrap(new FileSource(path, fd, warm), form);
+}
+
+/** The layer in what `file` reads. */
+export function unwrap(file: Source, form: LayerForm): Source {
   const payload = form.offset === 0 ? file : new WindowSource(file, form.offset);
   return form.zfile ? new ZFileSource(payload, form.zfile) : payload;
 }
@@ -40,11 +48,13 @@ export function openSource({ path, fd, warm, form }: SharedFile): Source {
 /** A file without its first bytes. */
 class WindowSource implements Source {
   readonly path: string;
+  readonly local: boolean;
   readonly #file: Source;
   readonly #offset: number;
 
   constructor(file: Source, offset: number) {
     this.path = file.path;
+    this.local = file.local;
     this.#file = file;
     this.#offset = offset;
   }
@@ -53,8 +63,12 @@ class WindowSource implements Source {
     return this.#file.isWarm(position + this.#offset, length);
   }
 
-  read(into: Buffer, at: number, length: number, position: number): void {
-    this.#file.read(into, at, length, position + this.#offset);
+  read(into: Buffer, at: number, length: number, position: number): boolean {
+    return this.#file.read(into, at, length, position + this.#offset);
+  }
+
+  fetch(into: Buffer, at: number, length: number, position: number): Promise<void> {
+    return this.#file.fetch(into, at, length, position + this.#offset);
   }
 
   load(position: number, length: number): Promise<void> {
@@ -69,6 +83,7 @@ class WindowSource implements Source {
  */
 export class FileSource implements Source {
   readonly path: string;
+  readonly local = true;
   readonly fd: number;
   readonly warm: Uint8Array;
   readonly #loading = new Map<number, Promise<void>>();
@@ -102,10 +117,16 @@ export class FileSource implements Source {
   }
 
   /** Blocks until the range is read. */
-  read(into: Buffer, at: number, length: number, position: number): void {
+  read(into: Buffer, at: number, length: number, position: number): boolean {
     const started = performance.now();
     readFull(this.fd, into, at, length, position);
     if (performance.now() - started > COLD_READ_MS && length <= REGION_BYTES) this.warm.fill(0);
+    return true;
+  }
+
+  async fetch(into: Buffer, at: number, length: number, position: number): Promise<void> {
+    await this.load(position, length);
+    this.read(into, at, length, position);
   }
 
   /** Brings the range into the page cache without blocking this thread. */

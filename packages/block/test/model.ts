@@ -12,6 +12,41 @@ import { type Durability, Upper, type UpperFiles } from "../src/upper.ts";
 
 const sourceOf = (layer: SealedLayer): Source => openSource({ ...layer, warm: FileSource.warmMap(layer.bytes) });
 
+/** Reads like `source`, but most often only after it was asked to fetch, as a layer of a store does. */
+export class FarSource implements Source {
+  readonly path: string;
+  readonly local = false;
+  readonly #source: Source;
+  #n = 1;
+
+  constructor(source: Source) {
+    this.path = source.path;
+    this.#source = source;
+  }
+
+  isWarm(): boolean {
+    return this.#chance(2);
+  }
+
+  read(into: Buffer, at: number, length: number, position: number): boolean {
+    return this.#chance(2) && this.#source.read(into, at, length, position);
+  }
+
+  async load(): Promise<void> {
+    await new Promise((r) => setImmediate(r));
+  }
+
+  async fetch(into: Buffer, at: number, length: number, position: number): Promise<void> {
+    await this.load();
+    await this.#source.fetch(into, at, length, position);
+  }
+
+  #chance(of: number): boolean {
+    this.#n = (this.#n * 48_271) % 2_147_483_647;
+    return this.#n % 1000 < 1000 / of;
+  }
+}
+
 export class ModelDisk implements AsyncDisposable {
   readonly dir: string;
   readonly size: number;
@@ -96,12 +131,12 @@ export class ModelDisk implements AsyncDisposable {
   }
 
   /** Puts a layer made elsewhere beneath; only for a disk that holds nothing yet. */
-  async base(path: string, content: Buffer): Promise<void> {
+  async base(path: string, content: Buffer, wrap = (s: Source): Source => s): Promise<void> {
     const layer = openLayer(path);
     this.#fds.push(layer.fd);
     this.#stack = {
       map: layer.extents,
-      files: [sourceOf(layer)],
+      files: [wrap(sourceOf(layer))],
     };
     content.copy(this.model);
     await this.disk.close();

@@ -4,6 +4,7 @@ import { closeSync } from "node:fs";
 import { type FileHandle, open, rm } from "node:fs/promises";
 import { join } from "node:path";
 import { AenvError, errnoOf } from "@aenv/base";
+import { SLOT_BYTES } from "../cache/slots.ts";
 import { ZEROED } from "../extents.ts";
 import { SECTOR } from "../format.ts";
 import { writeRaw } from "../import.ts";
@@ -20,12 +21,15 @@ import type { BlobSource } from "./port.ts";
  */
 export type Encoding = "plain" | "zfile" | "sparse";
 
-const STEP_BYTES = 4 * 1024 * 1024;
+/** Whole pieces of the cache. */
+const STEP_BYTES = 4 * SLOT_BYTES;
 
 /** A file as it goes into a store. Disposing removes what was made for it, not the file itself. */
 export interface Encoded extends BlobSource, AsyncDisposable {
   /** Hexadecimal, of the stored bytes. */
   sha256: string;
+  /** The same of each MiB. */
+  pieces: string[];
   /** Size of the file itself. */
   contentBytes: number;
 }
@@ -55,15 +59,25 @@ export async function encode(
   }
   const { size: bytes } = await stored.stat();
   const hash = createHash("sha256");
+  const pieces: string[] = [];
   for (let at = 0; at < bytes; at += STEP_BYTES) {
     signal?.throwIfAborted();
-    hash.update(await readAt(stored, at, Math.min(STEP_BYTES, bytes - at), path));
+    const data = await readAt(stored, at, Math.min(STEP_BYTES, bytes - at), path);
+    hash.update(data);
+    for (let p = 0; p < data.length; p += SLOT_BYTES) {
+      pieces.push(
+        createHash("sha256")
+          .update(data.subarray(p, p + SLOT_BYTES))
+          .digest("hex"),
+      );
+    }
   }
   const held = undo.move();
   return {
     bytes,
     contentBytes,
     sha256: hash.digest("hex"),
+    pieces,
     read: (position, length) => readAt(stored, position, length, path),
     [Symbol.asyncDispose]: () => held.disposeAsync(),
   };
@@ -136,8 +150,7 @@ async function pour(
   for (let done = 0; done < length; done += step.length) {
     signal?.throwIfAborted();
     const n = Math.min(step.length, length - done);
-    if (!source.isWarm(from + done, n)) await source.load(from + done, n);
-    source.read(step, 0, n, from + done);
+    await source.fetch(step, 0, n, from + done);
     await sink.write(step.subarray(0, n));
   }
 }

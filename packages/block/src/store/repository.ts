@@ -24,6 +24,8 @@ const blobSchema = z.object({
   key: z.string().regex(KEY),
   sha256: z.string().regex(/^[0-9a-f]{64}$/),
   bytes: z.number().int().nonnegative(),
+  /** SHA-256 of each MiB, so that ranges can be checked. */
+  pieces: z.array(z.string().regex(/^[0-9a-f]{64}$/)),
   contentBytes: z.number().int().nonnegative(),
   encoding: z.enum(["plain", "zfile", "sparse"]),
 });
@@ -96,8 +98,8 @@ export class SnapshotRepository {
         if (there?.bytes !== e.bytes) await this.store.put(key, e, signal);
         done += e.bytes;
         o.onProgress?.(done, total);
-        const { sha256, bytes, contentBytes } = e;
-        blobs.push({ name, key, sha256, bytes, contentBytes, encoding });
+        const { sha256, bytes, pieces, contentBytes } = e;
+        blobs.push({ name, key, sha256, bytes, pieces, contentBytes, encoding });
       }
       const manifest: SnapshotManifest = { version: 1, id: o.id, publishedAt: Date.now(), record: o.record, blobs };
       await this.store.put(manifestKey(o.id), Buffer.from(JSON.stringify(manifest)), signal);
