@@ -57,8 +57,8 @@ export interface CommandSpec<P extends Record<string, Positional>, O extends Rec
   hidden?: boolean;
 }
 
-export type Group = "Sandboxes" | "State" | "Files" | "Templates" | "Node and set-up";
-export const GROUPS: readonly Group[] = ["Sandboxes", "State", "Files", "Templates", "Node and set-up"];
+export type Group = "Sandboxes" | "State" | "Files" | "Templates" | "Store" | "Node and set-up";
+export const GROUPS: readonly Group[] = ["Sandboxes", "State", "Files", "Templates", "Store", "Node and set-up"];
 
 /** A command with its types erased, for the tables. The handler's code is read when the command runs. */
 export type Command = CommandSpec<Record<string, Positional>, Record<string, Option>> & {

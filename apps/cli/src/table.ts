@@ -3,6 +3,7 @@ import * as network from "./commands/network.ts";
 import * as node from "./commands/node.ts";
 import * as sandbox from "./commands/sandbox.ts";
 import * as state from "./commands/state.ts";
+import * as store from "./commands/store.ts";
 import * as template from "./commands/template.ts";
 import { bind, type Command, type Option } from "./define.ts";
 import { flag, text } from "./values.ts";
@@ -35,6 +36,14 @@ export const COMMANDS: readonly Command[] = [
   bind(template.templateList, async () => (await import("./run/templates.ts")).list),
   bind(template.templateInfo, async () => (await import("./run/templates.ts")).info),
   bind(template.templateDelete, async () => (await import("./run/templates.ts")).remove),
+  bind(store.publish, async () => (await import("./run/store.ts")).publish),
+  bind(store.fetch, async () => (await import("./run/store.ts")).fetch),
+  bind(store.storeList, async () => (await import("./run/store.ts")).list),
+  bind(store.storeDelete, async () => (await import("./run/store.ts")).remove),
+  bind(store.collect, async () => (await import("./run/store.ts")).collect),
+  bind(store.transfers, async () => (await import("./run/store.ts")).transfers),
+  bind(store.exportArchive, async () => (await import("./run/store.ts")).exportArchive),
+  bind(store.importArchive, async () => (await import("./run/store.ts")).importArchive),
   bind(node.authShow, async () => (await import("./run/auth.ts")).show),
   bind(node.authLogin, async () => (await import("./run/auth.ts")).login),
   bind(node.authLogout, async () => (await import("./run/auth.ts")).logout),

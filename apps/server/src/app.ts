@@ -1,5 +1,5 @@
 import type { RequestListener, Server } from "node:http";
-import type { Duplex } from "node:stream";
+import { type Duplex, Readable } from "node:stream";
 import { AenvError, deadline, type Logger, randomName } from "@aenv/base";
 import { LATER, type QueryValue, ROUTE_IDS, ROUTES, type RouteDef } from "@aenv/contract";
 import { fastify, type FastifyInstance, type FastifyReply, type FastifyRequest } from "fastify";
@@ -9,6 +9,7 @@ import { toAenvError, type WireError, wireError } from "./errors.ts";
 import { drain } from "./drain.ts";
 import type { ServerMetrics } from "./metrics.ts";
 
+const STREAM_TYPE = "application/octet-stream";
 const BODY_LIMIT_BYTES = 16 * 1024 * 1024;
 /** The SDKs give up after 60 s; a little later nobody waits for the answer. */
 const HANDLER_DEADLINE_MS = 70_000;
@@ -59,6 +60,7 @@ export function buildApp(deps: AppDeps): FastifyInstance {
       done(e as Error);
     }
   });
+  app.addContentTypeParser(STREAM_TYPE, (_request, payload, done) => done(null, payload));
   addHooks(app, deps);
   app.setErrorHandler((e, request, reply) => sendError(e, request, reply, deps));
   app.setNotFoundHandler((request) => {
@@ -106,7 +108,8 @@ function addHooks(app: FastifyInstance, deps: AppDeps): void {
   app.addHook("onRequest", (request, reply, done) => {
     reply.header("x-request-id", request.id);
     // Whatever a client calls its body, this API reads JSON; fastify refuses some names before a parser sees the body.
-    request.raw.headers["content-type"] = "application/json";
+    const { stream } = request.routeOptions.config as { stream?: boolean };
+    request.raw.headers["content-type"] = stream === true ? STREAM_TYPE : "application/json";
     request.receiving = setTimeout(() => request.raw.destroy(), RECEIVE_DEADLINE_MS).unref();
     done();
   });
@@ -143,7 +146,8 @@ function mount(app: FastifyInstance, def: RouteDef, deps: AppDeps, handler: AnyH
   app.route({
     method: def.method,
     url: fastifyPath(def.path),
-    config: { id },
+    config: { id, stream: def.stream === true },
+    ...(def.stream ? { bodyLimit: Number.MAX_SAFE_INTEGER } : {}),
     // Before the body is read: strangers cannot make the server take 16 MiB.
     onRequest: (request, _reply, done) => {
       try {
@@ -157,6 +161,8 @@ function mount(app: FastifyInstance, def: RouteDef, deps: AppDeps, handler: AnyH
       const { status, body, headers } = await handler(callOf(def, request, reply));
       reply.code(status);
       if (headers) reply.headers(headers);
+      const { contentType } = def.success[status] ?? {};
+      if (body instanceof Readable && contentType !== undefined) reply.type(contentType);
       return reply.send(body);
     },
   });
@@ -164,25 +170,33 @@ function mount(app: FastifyInstance, def: RouteDef, deps: AppDeps, handler: AnyH
 
 function callOf(def: RouteDef, request: FastifyRequest, reply: FastifyReply): Call<RouteDef> {
   let signal: AbortSignal | undefined;
+  let connection: AbortSignal | undefined;
   return {
     params: request.params as Call<RouteDef>["params"],
     query: parseQuery(def, request.query as Record<string, QueryValue>) as undefined,
-    body: parseBody(def, request.body) as undefined,
+    body: (def.stream ? undefined : parseBody(def, request.body)) as undefined,
     headers: request.headers,
     get caller() {
       if (!request.caller) throw new AenvError("UNAUTHENTICATED", "the request has no API key");
       return request.caller;
     },
     get signal() {
-      return (signal ??= signalOf(reply));
+      return (signal ??= deadline(HANDLER_DEADLINE_MS, this.connection));
+    },
+    get connection() {
+      return (connection ??= connectionOf(reply));
+    },
+    stream() {
+      if (request.body instanceof Readable) return request.body;
+      throw new AenvError("INVALID_ARGUMENT", `${def.method} ${def.path} needs a body`);
     },
   };
 }
 
-function signalOf(reply: FastifyReply): AbortSignal {
+function connectionOf(reply: FastifyReply): AbortSignal {
   const gone = new AbortController();
   reply.raw.once("close", () => {
     if (!reply.raw.writableFinished) gone.abort(new AenvError("CANCELLED", "the client hung up"));
   });
-  return deadline(HANDLER_DEADLINE_MS, gone.signal);
+  return gone.signal;
 }

@@ -1,4 +1,5 @@
 import type { IncomingHttpHeaders } from "node:http";
+import type { Readable } from "node:stream";
 import { AenvError } from "@aenv/base";
 import {
   type AnswerOf,
@@ -25,6 +26,10 @@ export interface Call<R extends RouteDef> {
   readonly caller: Caller;
   /** Aborts when the client hangs up or the request takes too long. */
   readonly signal: AbortSignal;
+  /** Aborts only when the client hangs up: for what moves files. */
+  readonly connection: AbortSignal;
+  /** The bytes of the body, on a route with `stream`. */
+  stream(): Readable;
 }
 
 export interface Reply<S extends number, B> {
@@ -45,6 +50,9 @@ export type Handlers = { [I in RouteId]: Handler<I> };
 export const ok = <B>(body: B, headers?: Record<string, string>): Reply<200, B> =>
   headers ? { status: 200, body, headers } : { status: 200, body };
 export const created = <B>(body: B): Reply<201, B> => ({ status: 201, body });
+export const accepted = <B>(body: B): Reply<202, B> => ({ status: 202, body });
+/** Sent as it comes; an error of the stream resets the connection. */
+export const streamed = (body: Readable): Reply<200, string> => ({ status: 200, body: body as unknown as string });
 export const noContent = (): Reply<204, undefined> => ({ status: 204, body: undefined });
 
 const MAX_ISSUES = 5;

@@ -18,6 +18,8 @@ export interface ServerConfig extends NodeConfig {
   poolMB: number | undefined;
   /** With less of the data folder's disk left than this, no sandbox, snapshot or template is made. */
   diskReserveBytes: Bytes;
+  /** Where snapshots are published. */
+  store: string | undefined;
   /** Bound of the cache of layers that are in stores. */
   cacheMiB: number;
   /** Private ranges that sandboxes may reach, and ranges that none may. */
@@ -47,6 +49,7 @@ Environment: AENV_SLOTS (most VMs at once, default 256), AENV_UID_BASE (default:
              AENV_DISK_RESERVE (MiB of the data folder's disk below which nothing new is made, default 512),
              AENV_ON_STOP (pause, keep: what SIGTERM does to sandboxes; SIGUSR2 always keeps them running for the next server),
              AENV_STOP_DEADLINE (seconds that pausing them may take, default 60),
+             AENV_STORE (folder that nodes share, or s3://BUCKET/PREFIX?endpoint=URL, for snapshots that are published),
              AENV_CACHE_MB (bound of the disk cache of layers that are in object stores, default 10240),
              AENV_ACCEL (auto, kvm, tcg), AENV_LOG_LEVEL (info),
 AENV_EGRESS_OPEN (private ranges that sandboxes may reach, CIDRs with commas between), AENV_EGRESS_DENY (ranges that no sandbox may reach),
@@ -130,6 +133,7 @@ export async function readConfig(argv: readonly string[], env: NodeJS.ProcessEnv
     forkLimit: integer("AENV_FORK_LIMIT", env["AENV_FORK_LIMIT"], DEFAULT_FORK_LIMIT, 1, MAX_FORKS),
     poolMB:
       (env["AENV_POOL_MB"] ?? "") === "" ? undefined : integer("AENV_POOL_MB", env["AENV_POOL_MB"], 0, 0, MAX_POOL_MB),
+    store: env["AENV_STORE"] === "" ? undefined : env["AENV_STORE"],
     cacheMiB: integer("AENV_CACHE_MB", env["AENV_CACHE_MB"], DEFAULT_CACHE_MIB, 16, 2 ** 24),
     diskReserveBytes: mib(integer("AENV_DISK_RESERVE", env["AENV_DISK_RESERVE"], DEFAULT_DISK_RESERVE_MIB, 0, 2 ** 24)),
     egress: { open: list(env["AENV_EGRESS_OPEN"]), deny: list(env["AENV_EGRESS_DENY"]) },

@@ -20,6 +20,7 @@ const TAGS: Readonly<Record<Tag, string>> = {
   Sandboxes: "Create virtual machines, find them, keep them alive, and end them.",
   State: "Pause a machine, keep its state, go back to it, and start others from it.",
   Templates: "What sandboxes are made from.",
+  Store: "Move snapshots between nodes: through a store they share, or as files.",
   Account: "Keys and the team they belong to.",
   Node: "The machine that all of this runs on.",
 };

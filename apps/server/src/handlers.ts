@@ -5,6 +5,7 @@ import { accountRoutes } from "./routes/account.ts";
 import { nodeRoutes } from "./routes/node.ts";
 import { type RouteDeps, sandboxRoutes } from "./routes/sandboxes.ts";
 import { stateRoutes } from "./routes/state.ts";
+import { storeRoutes } from "./routes/store.ts";
 import { templateRoutes } from "./routes/templates.ts";
 
 /** Every route of the table; a missing one does not compile. */
@@ -13,6 +14,7 @@ export function allHandlers(deps: RouteDeps & { keys: KeyStore; metrics: ServerM
     ...sandboxRoutes(deps),
     ...stateRoutes(deps),
     ...templateRoutes(deps),
+    ...storeRoutes(deps),
     ...accountRoutes(deps.keys),
     ...nodeRoutes(deps),
   };

@@ -1,5 +1,5 @@
 import type { DoctorReport, NodeInfo, Operation, Timing } from "@aenv/contract";
-import type { Engine } from "@aenv/engine";
+import type { Engine, Exchange } from "@aenv/engine";
 
 /** What the handlers need of the engine; the real one fits as it is. */
 export type EngineApi = Pick<
@@ -27,6 +27,19 @@ export type EngineApi = Pick<
   | "latestMetrics"
   | "logs"
   | "pools"
+> & { readonly exchange: ExchangeApi };
+
+export type ExchangeApi = Pick<
+  Exchange,
+  | "publish"
+  | "fetch"
+  | "transfers"
+  | "transfer"
+  | "published"
+  | "unpublish"
+  | "collect"
+  | "exportArchive"
+  | "importArchive"
 >;
 
 /** Options of a create that change what a sandbox is: a node that lacks one refuses it instead of ignoring it. */

@@ -103,6 +103,7 @@ export async function openNode(config: ServerConfig, logger: Logger, signal: Abo
         ...(config.poolMB === undefined ? {} : { pool: { memoryBudgetBytes: mib(config.poolMB) } }),
         onOperation: (o) => timings.addOperation(o),
         diskReserveBytes: config.diskReserveBytes,
+        store: config.store,
       },
     }),
   );

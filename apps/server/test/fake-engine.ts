@@ -24,6 +24,7 @@ import type {
   VisibleState,
 } from "@aenv/engine";
 import type { EngineApi } from "../src/ports.ts";
+import { FakeExchange } from "./fake-exchange.ts";
 import { FakeStates } from "./fake-states.ts";
 
 const MIB = 1024 * 1024;
@@ -58,6 +59,14 @@ export class FakeEngine implements EngineApi {
   readonly clock: Clock;
   readonly sandboxes = new Map<string, SandboxView>();
   readonly templateRows: TemplateView[];
+  readonly exchange = new FakeExchange(
+    (nameOrId) => this.templates.resolve(nameOrId),
+    (name) => {
+      const made = template(name, this.clock.now());
+      this.templateRows.push(made);
+      return made;
+    },
+  );
   readonly states: FakeStates;
   readonly #byKey = new Map<string, { options: string; view: SandboxView }>();
   /** What the next create does instead of making a sandbox. */

@@ -23,7 +23,8 @@ export type { Compression } from "./zfile-codec.ts";
 export { TarWriter, tarBytes } from "./tar.ts";
 export { exportSnapshot, importSnapshot } from "./store/archive.ts";
 export { collectGarbage, type Collected, type CollectOptions, type SnapshotUse, storeUse } from "./store/collect.ts";
-export type { Encoding } from "./store/encode.ts";
+export { type Encoding, storedAlready } from "./store/encode.ts";
+export { FolderStore } from "./store/folder.ts";
 export { openStore } from "./store/open.ts";
 export type { BlobInfo, BlobSource, BlobStore } from "./store/port.ts";
 export {

@@ -23,6 +23,7 @@ import type {
   TemplateWithBuilds,
 } from "@aenv/contract";
 import { errorOf, HttpClient, type Reply } from "./http.ts";
+import { StoreClient } from "./store.ts";
 
 export interface ClientOptions {
   apiUrl: string;
@@ -70,6 +71,7 @@ interface Call<I extends RouteId> {
 export class AenvClient implements Disposable {
   readonly #http: HttpClient;
   readonly apiUrl: string;
+  readonly store: StoreClient;
 
   constructor(options: ClientOptions) {
     this.#http = new HttpClient(
@@ -81,6 +83,7 @@ export class AenvClient implements Disposable {
       options.timeoutMs ?? DEFAULT_TIMEOUT_MS,
     );
     this.apiUrl = this.#http.base;
+    this.store = new StoreClient(this.#http);
   }
 
   /** Creates once, however often the request has to be sent. */

@@ -1,4 +1,7 @@
 import { Agent, type IncomingMessage, request } from "node:http";
+import type { Readable, Writable } from "node:stream";
+import { buffer } from "node:stream/consumers";
+import { pipeline } from "node:stream/promises";
 import { AenvError, deadline, ERROR_CODES, type ErrorCode, errnoOf, sleep } from "@aenv/base";
 
 export interface Reply {
@@ -101,6 +104,41 @@ export class HttpClient implements Disposable {
       req.on("error", fail);
       req.end(body);
     });
+  }
+
+  /** Bytes of any length one way; what comes back is parsed, unless it goes to `to`. Sent once. */
+  async stream(
+    method: string,
+    path: string,
+    o: { from?: Readable; to?: Writable; signal?: AbortSignal | undefined },
+  ): Promise<unknown> {
+    const { from, to, signal } = o;
+    try {
+      const res = await new Promise<IncomingMessage>((resolve, reject) => {
+        const req = this.#request(new URL(this.base + path), {
+          method,
+          agent: this.#agent,
+          headers: { ...this.#headers, ...(from ? { "content-type": "application/octet-stream" } : {}) },
+          ...(signal === undefined ? {} : { signal }),
+        });
+        req.on("error", reject);
+        req.on("response", resolve);
+        // A server that refuses answers before it has read everything.
+        if (from) void pipeline(from, req).catch((e: unknown) => req.destroy(e as Error));
+        else req.end();
+      });
+      const status = res.statusCode ?? 0;
+      if (to && status < 300) {
+        await pipeline(res, to);
+        return undefined;
+      }
+      const body = parseBody((await buffer(res)).toString(), res.headers["content-type"]);
+      if (status >= 300) throw errorOf({ status, body }, `${method} ${path}`);
+      return body;
+    } catch (e) {
+      signal?.throwIfAborted();
+      throw this.#failed(e);
+    }
   }
 
   #failed(e: unknown): AenvError {

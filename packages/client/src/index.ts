@@ -1,5 +1,6 @@
 export type {
   Checkpoint,
+  CollectedStore,
   DoctorReport,
   Lineage,
   LineageNode,
@@ -11,7 +12,10 @@ export type {
   SandboxLogEntry,
   SandboxMetric,
   SnapshotInfo,
+  StoredSnapshot,
   Template,
   TemplateWithBuilds,
+  Transfer,
 } from "@aenv/contract";
 export * from "./client.ts";
+export { StoreClient } from "./store.ts";

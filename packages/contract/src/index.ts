@@ -10,4 +10,5 @@ export * from "./schemas/common.ts";
 export * from "./schemas/node.ts";
 export * from "./schemas/sandboxes.ts";
 export * from "./schemas/state.ts";
+export * from "./schemas/store.ts";
 export * from "./schemas/templates.ts";

@@ -7,6 +7,7 @@ import * as common from "./schemas/common.ts";
 import * as node from "./schemas/node.ts";
 import * as sandboxes from "./schemas/sandboxes.ts";
 import * as state from "./schemas/state.ts";
+import * as store from "./schemas/store.ts";
 import * as templates from "./schemas/templates.ts";
 
 export type Json = null | boolean | number | string | Json[] | { [key: string]: Json };
@@ -26,7 +27,7 @@ export function errorsOf(def: RouteDef): Map<number, ErrorCode[]> {
 /** Every exported schema becomes a named component. */
 function components(): z.core.$ZodRegistry<{ id: string }> {
   const registry = z.registry<{ id: string }>();
-  for (const room of [common, sandboxes, state, templates, account, node]) {
+  for (const room of [common, sandboxes, state, templates, store, account, node]) {
     for (const [name, value] of Object.entries(room)) {
       if (value instanceof z.ZodType) registry.add(value, { id: name === "ErrorBody" ? "Error" : name });
     }
@@ -129,6 +130,14 @@ function operation(id: string, def: RouteDef, registry: z.core.$ZodRegistry<{ id
           },
         }
       : {}),
+    ...(def.stream
+      ? {
+          requestBody: {
+            required: true,
+            content: { "application/octet-stream": { schema: { type: "string", format: "binary" } } },
+          },
+        }
+      : {}),
     responses,
   };
 }
@@ -156,7 +165,7 @@ export function openApiDocument(info: { version: string; serverUrl?: string }): 
       license: { name: "MIT", identifier: "MIT" },
     },
     ...(info.serverUrl === undefined ? {} : { servers: [{ url: info.serverUrl }] }),
-    tags: ["Sandboxes", "State", "Templates", "Account", "Node"].map((name) => ({ name })),
+    tags: ["Sandboxes", "State", "Templates", "Store", "Account", "Node"].map((name) => ({ name })),
     paths,
     components: {
       schemas: named,

@@ -2,7 +2,7 @@ import type { ErrorCode } from "@aenv/base";
 import type { z } from "zod";
 
 export type Method = "GET" | "POST" | "PUT" | "PATCH" | "DELETE";
-export type Tag = "Sandboxes" | "State" | "Templates" | "Account" | "Node";
+export type Tag = "Sandboxes" | "State" | "Templates" | "Store" | "Account" | "Node";
 
 export interface Answer {
   description: string;
@@ -31,6 +31,8 @@ export interface RouteDef {
   readonly body?: z.ZodObject;
   /** The body may be absent; it is then read as `{}`. */
   readonly bodyOptional?: true;
+  /** The body is bytes of any length, which the handler reads. */
+  readonly stream?: true;
   readonly success: Readonly<Record<number, Answer>>;
   /** Beside those that every route has, see COMMON_ERRORS. */
   readonly errors: readonly ErrorCode[];

@@ -21,6 +21,7 @@ import {
 } from "./schemas/sandboxes.ts";
 import { Template, TemplateAlias, TemplateWithBuilds } from "./schemas/templates.ts";
 import { RESUME_ERRORS, STATE_ROUTES } from "./state-routes.ts";
+import { STORE_ROUTES } from "./store-routes.ts";
 
 /** `sandbox_ids` of one metrics request. */
 export const MAX_METRICS_IDS = 100;
@@ -238,6 +239,7 @@ export const ROUTES = {
     errors: ["INVALID_ARGUMENT", "NOT_FOUND"],
   }),
   ...STATE_ROUTES,
+  ...STORE_ROUTES,
   listTemplates: route({
     method: "GET",
     path: "/templates",

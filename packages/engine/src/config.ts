@@ -59,6 +59,8 @@ export interface EngineConfig {
   trafficTimeoutMs: number;
   /** With less of the data folder's disk left than this, no sandbox, snapshot or template is made. */
   diskReserveBytes: Bytes;
+  /** Where snapshots are published, as `openStore` takes it; undefined: nowhere. */
+  store: string | undefined;
   /** Sandboxes that the node pauses by itself at once: at the end of their time, and when it stops. */
   pauseConcurrency: number;
   /** Network slots kept ready, so that no launch waits for one. */
@@ -97,6 +99,7 @@ export function engineConfig(given: EngineConfigInput): EngineConfig {
     captureBufferBytes: bytes(128 * 1024 ** 2),
     trafficTimeoutMs: 5 * 60_000,
     diskReserveBytes: bytes(512 * 1024 ** 2),
+    store: undefined,
     pauseConcurrency: 8,
     readySlots: 8,
     launchConcurrency: Math.max(2, cores),

@@ -25,6 +25,7 @@ import { checkpoint, findCheckpoint, listCheckpoints } from "./checkpoints.ts";
 import { Creator, type Registry } from "./create.ts";
 import { egressRules, setEgress } from "./egress.ts";
 import { checkDisk, freeBytes as freeBytesOf } from "./disk-reserve.ts";
+import { Exchange } from "./exchange.ts";
 import { Deadlines } from "./expiry.ts";
 import { fork } from "./fork.ts";
 import { Holds } from "./holds.ts";
@@ -115,6 +116,8 @@ const MAX_LOG_LINES = 1000;
 /** The sandboxes of one node: see ARCHITECTURE.md. One instance per data folder at a time. */
 export class Engine implements AsyncDisposable {
   readonly templates: Templates;
+  /** Snapshots that come and go. */
+  readonly exchange: Exchange;
   readonly #ctx: Context;
   readonly #store: TemplateStore;
   readonly #pools: Pools;
@@ -156,6 +159,7 @@ export class Engine implements AsyncDisposable {
     };
     this.#creator = new Creator(ctx, { store, pools: this.#pools }, this.#registry);
     this.#pauser = new Pauser(ctx, this.#pools, this.#registry);
+    this.exchange = new Exchange(ctx, store);
     this.#snapshots = new Snapshots(ctx, store, (id) => this.#pools.drop(id));
     this.#compactor = new Compactor(ctx, () => store.collect());
     const resolve = (nameOrId: string): TemplateView | undefined => {
@@ -212,6 +216,7 @@ export class Engine implements AsyncDisposable {
     await engine.#store.collect().catch((e: unknown) => {
       logger.warn({ error: messageOf(e) }, "unused artifacts were not collected");
     });
+    await engine.exchange.recover();
     engine.#unsubscribe = deps.state.onSettled(() => engine.#collect());
     for (const s of deps.state.snapshots.list()) ctx.captured(s);
     ctx.tasks.spawn("slots", (signal) => ctx.network.ensure(config.readySlots, signal));

@@ -25,6 +25,17 @@ export class Paths {
   get memory(): string {
     return join(this.home, "memory");
   }
+  /** Kernels and initramfses. */
+  get images(): string {
+    return join(this.home, "images");
+  }
+  /** What is on its way to a store or from one; nothing in it outlives the server. */
+  get exchange(): string {
+    return join(this.home, "exchange");
+  }
+  get transfers(): string {
+    return join(this.home, "transfers");
+  }
   get layers(): string {
     return join(this.home, "layers");
   }

@@ -16,6 +16,8 @@ const stubSchema = z.object({
   key: z.string().min(1),
   sha256,
   bytes: z.number().int().positive(),
+  /** Of the layer's own file, which the object is a compressed form of. */
+  contentBytes: z.number().int().positive(),
   /** Of each MiB of the object. */
   pieces: z.array(sha256),
 });
@@ -23,8 +25,9 @@ const stubSchema = z.object({
 /** A file in the place of a layer, which says in which store the layer is. */
 export type LayerStub = Omit<z.infer<typeof stubSchema>, "aenvLayer">;
 
-export async function writeStub(path: string, { store, key, sha256: sum, bytes, pieces }: LayerStub): Promise<void> {
-  await publishFile(path, JSON.stringify({ aenvLayer: 1, store, key, sha256: sum, bytes, pieces }));
+export async function writeStub(path: string, stub: LayerStub): Promise<void> {
+  const { store, key, sha256: sum, bytes, contentBytes, pieces } = stub;
+  await publishFile(path, JSON.stringify({ aenvLayer: 1, store, key, sha256: sum, bytes, contentBytes, pieces }));
 }
 
 /** Undefined for a file that is no stub. Throws NOT_FOUND and CORRUPT naming the file. */

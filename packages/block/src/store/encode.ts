@@ -5,6 +5,7 @@ import { type FileHandle, open, rm } from "node:fs/promises";
 import { join } from "node:path";
 import { AenvError, errnoOf } from "@aenv/base";
 import { SLOT_BYTES } from "../cache/slots.ts";
+import type { LayerStub } from "../cache/stub.ts";
 import { ZEROED } from "../extents.ts";
 import { SECTOR } from "../format.ts";
 import { writeRaw } from "../import.ts";
@@ -13,7 +14,7 @@ import { fileSink, type Sink } from "../sink.ts";
 import { FileSource, openSource, type Source } from "../source.ts";
 import { openZFile } from "../zfile-file.ts";
 import { ZFileWriter } from "../zfile.ts";
-import type { BlobSource } from "./port.ts";
+import type { BlobSource, BlobStore } from "./port.ts";
 
 /**
  * "plain": the file's bytes. "zfile": the same compressed so that ranges of it can be read; for sealed layers.
@@ -80,6 +81,22 @@ export async function encode(
     pieces,
     read: (position, length) => readAt(stored, position, length, path),
     [Symbol.asyncDispose]: () => held.disposeAsync(),
+  };
+}
+
+/** What a store has already, to be put into another one as it is. */
+export function storedAlready(
+  { key, sha256, pieces, bytes, contentBytes }: LayerStub,
+  from: BlobStore,
+  signal?: AbortSignal,
+): Encoded {
+  return {
+    sha256,
+    pieces,
+    bytes,
+    contentBytes,
+    read: (position, length) => from.read(key, position, length, signal),
+    [Symbol.asyncDispose]: () => Promise.resolve(from[Symbol.dispose]()),
   };
 }
 

@@ -19,12 +19,14 @@ import { withDir } from "../../test/content.ts";
 import { S3Server } from "../../test/s3-server.ts";
 import { exportSnapshot, importSnapshot } from "./archive.ts";
 import { collectGarbage, storeUse } from "./collect.ts";
+import type { Encoding } from "./encode.ts";
 import { FolderStore } from "./folder.ts";
 import { openStore } from "./open.ts";
 import type { BlobStore } from "./port.ts";
-import { type PublishFile, SnapshotRepository } from "./repository.ts";
+import { SnapshotRepository } from "./repository.ts";
 
 const MIB = 1024 * 1024;
+type PublishFile = { name: string; path: string; encoding: Encoding };
 const code = (wanted: string) => (e: unknown) => e instanceof AenvError && e.code === wanted;
 const vector = (name: string): string => join(import.meta.dirname, "../../test/vectors", name);
 

@@ -45,11 +45,8 @@ export type SnapshotManifest = z.infer<typeof manifestSchema>;
 const pendingSchema = z.object({ startedAt: z.number(), keys: z.array(z.string().regex(KEY)).max(MAX_FILES) });
 const doomedSchema = z.object({ since: z.record(z.string(), z.number()) });
 
-export interface PublishFile {
-  name: string;
-  path: string;
-  encoding: Encoding;
-}
+/** A file of this machine, or what another store has of one already. */
+export type PublishFile = { name: string; encoding: Encoding } & ({ path: string } | { encoded: Encoded });
 
 export interface PublishOptions {
   id: string;
@@ -78,7 +75,9 @@ export class SnapshotRepository {
     await mkdir(o.scratch, { recursive: true });
     await using held = new AsyncDisposableStack();
     const encoded: Encoded[] = [];
-    for (const f of o.files) encoded.push(held.use(await encode(f.path, f.encoding, o.scratch, signal)));
+    for (const f of o.files) {
+      encoded.push(held.use("path" in f ? await encode(f.path, f.encoding, o.scratch, signal) : f.encoded));
+    }
     const salt = randomBytes(4).toString("hex");
     const plain = (e: Encoded): string => `blobs/${e.sha256}`;
     const salted = (e: Encoded): string => `${plain(e)}-${salt}`;
