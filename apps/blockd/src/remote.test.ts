@@ -86,6 +86,7 @@ test("disks on layers of a store, twice as large as the cache, read right by sev
   await same(model, a1);
   await blockd.end("SIGKILL");
   await blockd.start();
+  await blockd.until(async () => (await blockd.client.listDisks()).length === 3);
   await Promise.all([same(model, a1), same(a.raw, a2), same(b.raw, b1)]);
   assert.ok(statSync(cache).size <= CACHE_MIB * MIB);
 });
@@ -101,6 +102,7 @@ test("what fits the cache is served again without the store, after a restart too
     await same(raw, uri(spec));
     await blockd.end("SIGKILL");
     await blockd.start();
+    await blockd.until(async () => (await blockd.client.listDisks()).length === 1);
     await same(raw, uri(spec));
     await blockd.client.closeDisk("c1", { deleteUpper: true });
     const again = blockd.spec("c2", 8 * MIB, [layer]);
