@@ -186,7 +186,7 @@ function callOf(def: RouteDef, request: FastifyRequest, reply: FastifyReply): Ca
     get connection() {
       return (connection ??= connectionOf(reply));
     },
-    stream() {
+    get stream() {
       if (request.body instanceof Readable) return request.body;
       throw new AenvError("INVALID_ARGUMENT", `${def.method} ${def.path} needs a body`);
     },

@@ -29,7 +29,7 @@ export interface Call<R extends RouteDef> {
   /** Aborts only when the client hangs up: for what moves files. */
   readonly connection: AbortSignal;
   /** The bytes of the body, on a route with `stream`. */
-  stream(): Readable;
+  readonly stream: Readable;
 }
 
 export interface Reply<S extends number, B> {

@@ -36,9 +36,10 @@ async function followed(
   { out }: Context,
   signal: AbortSignal,
 ): Promise<Transfer> {
+  if (detach) return started;
   let t = started;
   let told = "";
-  while (!detach && t.state !== "done") {
+  while (t.state !== "done") {
     if (t.state === "failed") {
       const code = t.error?.code ?? "";
       const known = Object.hasOwn(ERROR_CODES, code) ? (code as ErrorCode) : "INTERNAL";

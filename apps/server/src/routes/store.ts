@@ -96,6 +96,6 @@ export function storeRoutes({ engine }: RouteDeps): StoreRoutes {
     },
 
     importSnapshot: async ({ query, stream, connection }) =>
-      created(templateOf(await exchange.importArchive(stream(), query.name, connection))),
+      created(templateOf(await exchange.importArchive(stream, query.name, connection))),
   };
 }
