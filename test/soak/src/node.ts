@@ -6,17 +6,25 @@ import { AenvError, sleep } from "@aenv/base";
 import { aenvHome, readNodeConfig, readServerFile, runRoot } from "@aenv/host";
 import { Sandbox, type SandboxOpts } from "e2b";
 
-/** What the node holds on the host. Names are counted: spares come and go, how many there are does not change. */
+/** What the node holds on the host, but for its spares, of which it keeps as many as it was asked for lately. */
 export interface Inventory {
   snapshots: number;
   memory: number;
   layers: number;
   runs: number;
   runDirs: number;
-  namespaces: number;
-  devices: number;
   cgroups: number;
   vmms: number;
+  /** Slots of sandboxes. */
+  slots: number;
+  /** What the doctor finds without an owner. */
+  leaks: number;
+  /** Spares that are being made. */
+  making: number;
+}
+
+interface Doctor {
+  resources: { kind: string; owner: string | null }[];
 }
 
 export class Node {
@@ -75,32 +83,34 @@ export class Node {
   }
 
   async inventory(): Promise<Inventory> {
-    const names = (dir: string): Promise<string[]> => readdir(dir).catch((): string[] => []);
-    const count = async (dir: string): Promise<number> => (await names(dir)).length;
-    const starting = async (dir: string, prefix: string): Promise<number> =>
-      (await names(dir)).filter((n) => n.startsWith(prefix)).length;
+    const count = async (dir: string): Promise<number> => (await readdir(dir).catch((): string[] => [])).length;
+    const { pools } = (await this.api("GET", "/v1/node")).value as { pools: Record<string, number> };
+    const sum = (kinds: RegExp): number =>
+      Object.entries(pools).reduce((n, [name, value]) => (kinds.test(name) ? n + value : n), 0);
+    const spares = sum(/\.(hot|prepared)$/);
+    const { resources } = (await this.api("GET", "/v1/doctor")).value as Doctor;
     return {
       snapshots: await count(join(this.home, "snapshots")),
       memory: await count(join(this.home, "memory")),
       layers: await count(join(this.home, "layers")),
-      runs: await count(join(this.home, "runs")),
-      runDirs: await count(join(runRoot(this.instance), "r")),
-      namespaces: await starting("/run/netns", `aenv-${this.instance}-`),
-      devices: await starting("/sys/class/net", `av${this.instance}-`),
-      cgroups: await this.#cgroups(),
-      vmms: await this.#vmms(),
+      runs: (await count(join(this.home, "runs"))) - spares,
+      runDirs: (await count(join(runRoot(this.instance), "r"))) - spares,
+      cgroups: (await this.#cgroups()) - spares,
+      vmms: (await this.#vmms()) - spares,
+      slots: resources.filter((r) => r.kind === "slot" && r.owner?.startsWith("sandbox")).length,
+      leaks: resources.filter((r) => r.owner === null).length,
+      making: sum(/\.refilling$/),
     };
   }
 
   async #cgroups(): Promise<number> {
-    // Version 2, or the hierarchies of version 1.
+    // Version 2, or the hierarchies of version 1, in which a group has the same name.
     const roots = ["/sys/fs/cgroup", ...(await readdir("/sys/fs/cgroup")).map((n) => join("/sys/fs/cgroup", n))];
-    let found = 0;
-    for (const root of roots) {
-      const groups = await readdir(join(root, `aenv-${this.instance}`), { withFileTypes: true }).catch(() => []);
-      found += groups.filter((g) => g.isDirectory()).length;
-    }
-    return found;
+    const found = new Set<string>();
+    for (const root of roots)
+      for (const g of await readdir(join(root, `aenv-${this.instance}`), { withFileTypes: true }).catch(() => []))
+        if (g.isDirectory()) found.add(g.name);
+    return found.size;
   }
 
   async #vmms(): Promise<number> {
@@ -134,7 +144,7 @@ export class Node {
     for (const end = Date.now() + SETTLE_MS; ; ) {
       const now = await this.inventory();
       const more = (Object.keys(before) as (keyof Inventory)[]).filter((k) => now[k] > before[k]);
-      if (more.length === 0) return now;
+      if (more.length === 0 && now.making === 0) return now;
       if (Date.now() > end)
         throw new AenvError("INTERNAL", `left behind: ${more.map((k) => `${k} ${before[k]} -> ${now[k]}`).join(", ")}`);
       await sleep(200);
@@ -146,7 +156,7 @@ export class Node {
     for (let last = "", same = 0; ; ) {
       const now = await this.inventory();
       const text = JSON.stringify(now);
-      same = text === last ? same + 1 : 0;
+      same = text === last && now.making === 0 && now.leaks === 0 ? same + 1 : 0;
       if (same === QUIET_TURNS) return now;
       last = text;
       await sleep(500);
