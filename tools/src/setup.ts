@@ -3,7 +3,7 @@ import { mkdir } from "node:fs/promises";
 import { createServer } from "node:net";
 import { join } from "node:path";
 import { AenvError, errnoOf } from "@aenv/base";
-import { ensureNodeConfig, guestResolvers, readNodeConfig, run, setNodePort } from "@aenv/host";
+import { ensureNodeConfig, readNodeConfig, run, setNodePort } from "@aenv/host";
 import { ensureBaseDisk, ensureKernel, type Kernel, writeBaseManifest } from "@aenv/images";
 import { ensureBase } from "./base.ts";
 import { buildGuest } from "./build-guest.ts";
@@ -94,7 +94,8 @@ export function setupSteps(o: SetupOptions, signal: AbortSignal): Step[] {
         const config = await ensureNodeConfig(o.home, { port: o.port });
         if (o.movePort && config.port !== o.port && !runningServer(o.home)) await setNodePort(o.home, o.port);
         await mkdir(join(o.home, "log"), { recursive: true });
-        const guest = { ...GUEST_ADDRESS, dns: await guestResolvers() };
+        // The gateway stands for whatever resolvers the node has, also where a snapshot wakes on another.
+        const guest = { ...GUEST_ADDRESS, dns: [GUEST_ADDRESS.gateway] };
         await writeBaseManifest({ home: o.home, kernel, guestBinary, disk, guest });
         return `${o.home}, instance ${config.instance}`;
       },

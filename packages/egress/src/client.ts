@@ -89,7 +89,9 @@ export class GatewayClient implements Gateway {
     });
     socket.unref();
     this.#socket = socket;
-    createInterface({ input: socket }).on("line", (line) => this.#hear(line));
+    const lines = createInterface({ input: socket }).on("line", (line) => this.#hear(line));
+    // It repeats the socket's.
+    lines.on("error", () => {});
     socket.once("close", () => this.#lost(socket));
     const { tcpPort, dnsPort, uid } = await this.#tell({ op: "hello" });
     if (tcpPort === undefined || dnsPort === undefined || uid === undefined)

@@ -23,7 +23,10 @@ export type Response = { id: number; error?: string } & Partial<Place>;
 /** Only the node's server gets to this socket. */
 export function obey(socket: Socket, gateway: EgressGateway, place: Place): void {
   socket.on("error", () => {});
-  createInterface({ input: socket }).on("line", (line) => {
+  const lines = createInterface({ input: socket });
+  // It repeats the socket's.
+  lines.on("error", () => {});
+  lines.on("line", (line) => {
     let id = 0;
     const say = (r: Omit<Response, "id">): void => {
       if (socket.writable) socket.write(`${JSON.stringify({ id, ...r })}\n`);

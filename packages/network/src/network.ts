@@ -267,7 +267,10 @@ export class Network {
       return Promise.reject(
         new AenvError("INVALID_ARGUMENT", "this node has no egress gateway: no domains, proxy or transforms"),
       );
-    const dns = gateway && { ip: entry.plan.hostSide, port: gateway.place.dnsPort };
+    const dns = {
+      resolvers: this.#options.dns,
+      gateway: gateway && { ip: entry.plan.hostSide, port: gateway.place.dnsPort },
+    };
     const rules = policyRules(this.#instance.id, policy, randomInt(2, MAX_EPOCH), dns);
     const change = (entry.change ?? Promise.resolve()).then(async () => {
       if (entry.slot !== slot) throw notOurs;

@@ -30,7 +30,7 @@ before(async () => {
   ({ outside, lan } = await world.makeWorld());
   host = new world.Agent();
   for (const site of [world.SITE, world.OTHER_SITE, ...world.PRIVATE]) await outside.listen(site, 80);
-  await outside.listen(world.RESOLVER, 53);
+  for (const resolver of [world.RESOLVER, world.SITE, world.OTHER_SITE]) await outside.listen(resolver, 53);
   await lan.listen(world.LAN, 80);
   network = await Network.open(options());
   slot = await network.acquire();
@@ -100,6 +100,32 @@ test("a policy that denies everything by its list gives no DNS, like one without
     await guest.seen.until("the refusal", (s) => s.kind === "icmp" && s.code === 3);
     assert.deepEqual(outside.heard.all.slice(from), []);
   }
+});
+
+test("a guest's own gateway stands for the node's resolvers, whichever these are", async () => {
+  await network.setPolicy(slot, OPEN_POLICY);
+  assert.equal(await guest.agent.ask(GATEWAY_IP, 53), `hello ${world.HOST_UPLINK}`);
+  assert.equal(await guest.agent.connect(GATEWAY_IP, 53), `hello ${world.HOST_UPLINK}`);
+  await network.setPolicy(slot, egressPolicy({ allowInternet: null, denyOut: [world.RESOLVER] }));
+  assert.equal(await guest.agent.connect(GATEWAY_IP, 53), `hello ${world.HOST_UPLINK}`);
+
+  await network.setPolicy(slot, egressPolicy({ allowInternet: false }));
+  assert.equal(await guest.agent.connect(GATEWAY_IP, 53), "error ECONNREFUSED");
+  const refusals = (): number => guest.seen.all.filter((s) => s.kind === "icmp" && s.src === GATEWAY_IP).length;
+  const before = refusals();
+  // The kernel sends few refusals a second to anyone.
+  const again = setInterval(() => guest.send(udp(GATEWAY_IP, 53, "a question that tells")), 100);
+  await guest.seen.until("the refusal", () => refusals() > before).finally(() => clearInterval(again));
+  assert.ok(!outside.heard.all.some((h) => h.text === "a question that tells"));
+
+  // The next server has two others.
+  await network.close();
+  network = await Network.open(options({ dns: [world.OTHER_SITE, world.SITE] }));
+  [slot] = network.adopt([slot.index]) as [Slot];
+  await network.setPolicy(slot, OPEN_POLICY);
+  for (let i = 0; i < 8; i++) assert.equal(await guest.agent.ask(GATEWAY_IP, 53), `hello ${world.HOST_UPLINK}`);
+  const asked = new Set(outside.heard.all.filter((h) => h.port === 53 && h.event === "udp").map((h) => h.host));
+  assert.ok(asked.has(world.OTHER_SITE) || asked.has(world.SITE));
 });
 
 test("a range that the operator opens is reached as the internet is, its neighbours are not", async () => {

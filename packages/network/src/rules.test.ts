@@ -16,6 +16,8 @@ const NODE = {
   flowsPerSlot: 512,
 };
 
+const DNS = { resolvers: NODE.dns };
+
 /** Compares with a file in the folder `snapshots`; `node --test --test-update-snapshots` rewrites it. */
 const expectText = (t: TestContext, name: string, text: string): void =>
   t.assert.fileSnapshot(text, `${import.meta.dirname}/snapshots/${name}`, { serializers: [String] });
@@ -41,7 +43,7 @@ test("the node's rules with a gateway are as recorded", (t) => {
 });
 
 test("policies that need the gateway are as recorded", (t) => {
-  const dns = { ip: "10.134.224.6", port: 20_001 };
+  const dns = { ...DNS, gateway: { ip: "10.134.224.6", port: 20_001 } };
   const proxy = { host: "proxy.example.com", port: 1080 };
   const transforms = [{ domain: "api.example.com", headers: { a: "b" } }];
   const text = (policy: EgressPolicy): string => policyRules("ab12", policy, 9, dns);
@@ -51,9 +53,9 @@ test("policies that need the gateway are as recorded", (t) => {
 });
 
 test("a policy's change is as recorded", (t) => {
-  expectText(t, "policy-closed.nft", policyRules("ab12", { allowInternet: false }, 7));
+  expectText(t, "policy-closed.nft", policyRules("ab12", { allowInternet: false }, 7, DNS));
   const mixed = { allowInternet: true, allow: ["8.8.8.8", "9.9.9.0/24"], deny: ["9.0.0.0/8", "9.9.0.0/16"] };
-  expectText(t, "policy-mixed.nft", policyRules("ab12", mixed, 8));
+  expectText(t, "policy-mixed.nft", policyRules("ab12", mixed, 8, DNS));
 });
 
 test("the scripts that make and remove slots are as recorded", (t) => {

@@ -242,6 +242,8 @@ export function slotRules(instance: string, slot: SlotPlan, node: Destinations, 
   }
   chain input {
     type filter hook input priority filter; policy drop;
+    iifname "tap0" udp dport 53 reject with icmp type admin-prohibited
+    iifname "tap0" tcp dport 53 reject with tcp reset
   }
   chain output {
     type filter hook output priority filter; policy drop;
@@ -264,7 +266,7 @@ export function slotRules(instance: string, slot: SlotPlan, node: Destinations, 
   }
 ${POLICY_CHAINS.map((c) => `  chain ${c} {\n  }`).join("\n")}`,
   );
-  return tap + inet + policyRules(instance, OPEN_POLICY, 1);
+  return tap + inet + policyRules(instance, OPEN_POLICY, 1, { resolvers: node.dns });
 }
 
 /** How much may pass at once after a quiet time, in seconds of the limit: TCP needs room for its bursts. */
@@ -279,34 +281,37 @@ function bandwidth({ bytesPerSecond }: GuestLimits): string {
 /** What a policy rewrites. */
 const POLICY_CHAINS = ["questions", "judged", "through", "gate", "pass", "reach", "sandbox"] as const;
 
-/** Where a slot's questions to resolvers go instead: to the gateway. */
-export interface DnsPlace {
-  ip: string;
-  port: number;
+/** Who answers a slot's questions for names. */
+export interface DnsPlaces {
+  /** Of the node. A guest may ask these, or its own gateway, which stands for them. */
+  resolvers: readonly string[];
+  /** The egress gateway, for policies that need it. */
+  gateway?: { ip: string; port: number } | undefined;
 }
 
 /**
  * Replaces a slot's policy in one transaction, for `nft -f` in its netns. `epoch` marks the connections that this policy
  * lets pass and must differ from that of every policy before: connections with another mark are judged anew at their
  * next packet in either direction, so that what is denied now is cut at once and what is allowed goes on. Those that
- * go through the gateway stay there: it judges them. `dns` is for policies that need the gateway.
+ * go through the gateway stay there: it judges them.
  */
-export function policyRules(instance: string, policy: EgressPolicy, epoch: number, dns?: DnsPlace): string {
+export function policyRules(instance: string, policy: EgressPolicy, epoch: number, dns: DnsPlaces): string {
   const table = `inet ${tableName(instance)}`;
   const fill = (set: string, list: readonly string[]): string =>
     `flush set ${table} ${set}\n${list.length > 0 ? `add element ${table} ${set} { ${list.join(", ")} }\n` : ""}`;
   const chains: Record<(typeof POLICY_CHAINS)[number], string[]> = {
-    questions:
-      dns && namesAreOurs(policy) ? ["udp", "tcp"].map((l4) => `${l4} dport 53 dnat ip to ${dns.ip}:${dns.port}`) : [],
+    questions: questionLines(policy, dns),
     judged: [`ct mark ${GATED_MARK} goto through`, `ct mark ${epoch} accept`, "jump sandbox"],
     through: [`ip dscp set ${GATED_DSCP} accept`],
     gate: [`ct state new ct mark set ${GATED_MARK} goto through`, ...refuse("")],
     pass: [`ct mark set ${epoch} accept`],
     reach: reachLines(policy),
-    sandbox: policyLines(policy),
+    sandbox: policyLines(policy, dns),
   };
   return [
     ...POLICY_CHAINS.map((c) => `flush chain ${table} ${c}\n`),
+    // The node may have other resolvers than when the slot was made.
+    fill("dns", dns.resolvers),
     fill("allowed", cidrs(policy.allow)),
     fill("refused", cidrs(policy.deny)),
     ...POLICY_CHAINS.flatMap((c) => chains[c].map((l) => `add rule ${table} ${c} ${l}\n`)),
@@ -322,10 +327,29 @@ const refuse = (what: string): string[] => [
   `${what}counter reject with icmp type admin-prohibited`,
 ];
 
+/** Questions for names that go elsewhere than their guest sent them, before the policy judges them. */
+function questionLines(policy: EgressPolicy, { resolvers, gateway }: DnsPlaces): string[] {
+  const protocols = ["udp", "tcp"];
+  if (namesAreOurs(policy) && gateway)
+    return protocols.map((l4) => `${l4} dport 53 dnat ip to ${gateway.ip}:${gateway.port}`);
+  const [first, ...others] = resolvers;
+  if (!policy.allowInternet || first === undefined) return [];
+  // A guest that asks again may get another one.
+  const to =
+    others.length === 0
+      ? first
+      : `numgen random mod ${resolvers.length} map { ${resolvers.map((r, i) => `${i} : ${r}`).join(", ")} }`;
+  return protocols.map((l4) => `ip daddr ${GATEWAY_IP} ${l4} dport 53 dnat ip to ${to}`);
+}
+
 /** A connection is judged by where its guest sent it, whichever way the packet at hand goes. */
-function policyLines(policy: EgressPolicy): string[] {
-  // Questions that went to the gateway; none new ones do where it does not answer.
-  const questions = namesAreOurs(policy) ? ["ct status dnat jump pass"] : refuse("ct status dnat ");
+function policyLines(policy: EgressPolicy, { gateway }: DnsPlaces): string[] {
+  // Questions that were sent elsewhere go on where this policy sends them as well.
+  const there = namesAreOurs(policy) ? (gateway?.ip ?? "0.0.0.0") : policy.allowInternet ? "@dns" : undefined;
+  const questions = [
+    ...(there === undefined ? [] : [`ct status dnat ct reply ip saddr ${there} jump pass`]),
+    ...refuse("ct status dnat "),
+  ];
   const allowed = "ct original ip daddr @allowed jump reach";
   if (!policy.allowInternet) {
     const byName = (policy.domains ?? []).length > 0 ? ["meta l4proto tcp jump gate"] : [];

@@ -5,10 +5,10 @@ import { mkdtempSync, openSync, readFileSync, rmSync, writeFileSync } from "node
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { createInterface } from "node:readline";
-import { after, before, test, type TestContext } from "node:test";
+import { after, before, test } from "node:test";
 import { run } from "@aenv/host";
 import { issue, makeAuthority } from "@aenv/names";
-import type { Sandbox, SandboxOpts } from "e2b";
+import type { Sandbox } from "e2b";
 import { api, eventually, home, sandboxFor, url } from "./node.ts";
 
 const LIMIT = { timeout: 300_000 };
@@ -113,13 +113,6 @@ after(async () => {
   await restart({});
 }, LIMIT);
 
-/** Its template knows the resolvers of the host. */
-async function sandboxThere(t: TestContext, network: SandboxOpts["network"] = {}): Promise<Sandbox> {
-  const sandbox = await sandboxFor(t, { network });
-  await sandbox.commands.run(`echo nameserver ${RESOLVER} > /tmp/r; sudo cp /tmp/r /etc/resolv.conf`);
-  return sandbox;
-}
-
 /** Its output, or its exit code. */
 async function shell(sandbox: Sandbox, command: string): Promise<string> {
   const r = await sandbox.commands.run(`{ ${command}; } 2>&1; echo "exit $?"`, { timeoutMs: 60_000 });
@@ -133,7 +126,7 @@ test("a sandbox reaches the names it may, with headers that it never sees, and n
     denyOut: ["0.0.0.0/0"],
     rules: { "api.test": [{ transform: { headers: { Authorization: SECRET } } }] },
   };
-  const sandbox = await sandboxThere(t, network);
+  const sandbox = await sandboxFor(t, { network });
   const answer = await get(sandbox, "-H 'Authorization: guest' https://api.test/path");
   assert.match(answer, /exit 0\n$/);
   const got = JSON.parse(answer.replace(/exit 0\n$/, "")) as { url: string; headers: string[] };
@@ -161,7 +154,7 @@ test("a sandbox reaches the names it may, with headers that it never sees, and n
 });
 
 test("a change of the rules holds for a sandbox that runs, its trust included", LIMIT, async (t) => {
-  const sandbox = await sandboxThere(t, { denyOut: ["0.0.0.0/0"] });
+  const sandbox = await sandboxFor(t, { network: { denyOut: ["0.0.0.0/0"] } });
   const put = async (body: object): Promise<void> => {
     const r = await api("PUT", `/sandboxes/${sandbox.sandboxId}/network`, body);
     assert.equal(r.status, 204, await r.text());
@@ -184,7 +177,7 @@ test(
   async (t) => {
     const neighbour = await sandboxFor(t);
     await neighbour.commands.run("python3 -m http.server 8000 >/dev/null 2>&1", { background: true, timeoutMs: 0 });
-    const sandbox = await sandboxThere(t, { allowOut: ["plain.test"], denyOut: ["0.0.0.0/0"] });
+    const sandbox = await sandboxFor(t, { network: { allowOut: ["plain.test"], denyOut: ["0.0.0.0/0"] } });
     const script = `
 import os, socket, struct, sys
 import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (4096, 4096))
