@@ -20,6 +20,7 @@ export const ALLOWED: Readonly<Record<string, readonly string[]>> = {
   "packages/engine": BELOW_ENGINE,
   "packages/images": ["base", "host", "block", "engine"],
   "packages/names": ["base", "host"],
+  "packages/webhooks": ["base", "contract", "state"],
   "packages/proxy": ["base"],
   "packages/client": ["base", "contract"],
 };

@@ -22,6 +22,7 @@ const TAGS: Readonly<Record<Tag, string>> = {
   Templates: "What sandboxes are made from.",
   Store: "Move snapshots between nodes: through a store they share, or as files.",
   Account: "Keys and the team they belong to.",
+  Events: "What happened to sandboxes, and being told of it.",
   Node: "The machine that all of this runs on.",
 };
 

@@ -26,6 +26,7 @@ export type EngineApi = Pick<
   | "metrics"
   | "latestMetrics"
   | "logs"
+  | "logPage"
   | "pools"
 > & { readonly exchange: ExchangeApi };
 

@@ -12,7 +12,9 @@ import type {
   SnapshotInfo,
   Template,
   TemplateWithBuilds,
+  Webhook,
 } from "@aenv/contract";
+import { LIFECYCLE_TYPES } from "@aenv/contract";
 import type {
   CheckpointView,
   Lineage as LineageView,
@@ -23,7 +25,7 @@ import type {
   TemplateView,
   VisibleState,
 } from "@aenv/engine";
-import type { ApiKeyRecord } from "@aenv/state";
+import type { ApiKeyRecord, WebhookRecord } from "@aenv/state";
 
 /** Clients need one, nobody reads it. */
 const CLIENT_ID = "aenv";
@@ -128,14 +130,29 @@ export function metricOf(m: MetricSample): SandboxMetric {
 
 const asText = (value: unknown): string => (typeof value === "string" ? value : (JSON.stringify(value) ?? ""));
 
+export const logEntryOf = (e: LogEntry): SandboxLogEntry => ({
+  timestamp: iso(e.timestamp),
+  message: e.message,
+  level: e.level,
+  fields: Object.fromEntries(Object.entries(e.fields).map(([k, v]) => [k, asText(v)])),
+});
+
+export function webhookOf(w: WebhookRecord): Webhook {
+  return {
+    id: w.id,
+    teamID: w.team,
+    name: w.name,
+    url: w.url,
+    enabled: w.enabled,
+    // One that was made by a later version may have types that this one does not know.
+    events: LIFECYCLE_TYPES.filter((t) => w.events.includes(t)),
+    createdAt: iso(w.createdAt),
+  };
+}
+
 /** The CLI reads `level`, `logger` and `message` out of each line, and fails where one is missing. */
 export function logsOf(entries: readonly LogEntry[]): SandboxLogs {
-  const logEntries: SandboxLogEntry[] = entries.map((e) => ({
-    timestamp: iso(e.timestamp),
-    message: e.message,
-    level: e.level,
-    fields: Object.fromEntries(Object.entries(e.fields).map(([k, v]) => [k, asText(v)])),
-  }));
+  const logEntries = entries.map(logEntryOf);
   const logs = logEntries.map((e) => ({
     timestamp: e.timestamp,
     line: JSON.stringify({

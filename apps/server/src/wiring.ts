@@ -24,6 +24,7 @@ import {
   type Target,
 } from "@aenv/proxy";
 import { State } from "@aenv/state";
+import { WebhookSender } from "@aenv/webhooks";
 import { type Probe, VmdClient } from "@aenv/vmm";
 import { QemuDriver } from "@aenv/vmm-qemu";
 import type { FastifyInstance } from "fastify";
@@ -122,6 +123,7 @@ export async function openNode(config: ServerConfig, logger: Logger, signal: Abo
     const { listen, answer } = config.dns;
     undo.use(await DnsServer.open({ listen, addresses: answer, domain: config.domain, logger }));
   }
+  undo.use(new WebhookSender({ state, clock: systemClock, logger }));
   const base = new BaseTemplate(home, { engine, snapshots: state.snapshots }, logger);
   const rooms = { config, daemons, blockd, network, cgroups, state, engine, edge, base, probe, driver, timings, tls };
   const metrics = undo.use(new ServerMetrics(readings(rooms)));

@@ -23,6 +23,7 @@ import type {
   TemplateView,
   VisibleState,
 } from "@aenv/engine";
+import type { EventQuery } from "@aenv/state";
 import type { EngineApi } from "../src/ports.ts";
 import { FakeExchange } from "./fake-exchange.ts";
 import { FakeStates } from "./fake-states.ts";
@@ -360,6 +361,19 @@ export class FakeEngine implements EngineApi {
       { timestamp: v.startedAt + 1, level: "debug", message: "[    0.000000] Linux", fields: { logger: "console" } },
     ];
     return all.filter((e) => e.timestamp >= (range.start ?? 0)).slice(0, range.limit ?? 1000);
+  }
+
+  logPage(id: SandboxId, q: EventQuery): ReturnType<EngineApi["logPage"]> {
+    const all = this.logs(id).map((e, n) => ({ ...e, id: n + 1 }));
+    const fits = all.filter(
+      (e) =>
+        (q.levels ?? [e.level]).includes(e.level) &&
+        e.message.includes(q.search ?? "") &&
+        (q.backward ? e.id < (q.after ?? 99) : e.id > (q.after ?? 0)),
+    );
+    const entries = (q.backward ? fits.toReversed() : fits).slice(0, q.limit);
+    const last = entries.length < q.limit ? undefined : entries.at(-1);
+    return { entries, ...(last ? { next: last.id } : {}) };
   }
 
   pools(): ReturnType<EngineApi["pools"]> {

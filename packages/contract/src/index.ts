@@ -12,3 +12,4 @@ export * from "./schemas/sandboxes.ts";
 export * from "./schemas/state.ts";
 export * from "./schemas/store.ts";
 export * from "./schemas/templates.ts";
+export * from "./schemas/watch.ts";

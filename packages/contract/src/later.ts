@@ -3,7 +3,6 @@ import type { RouteDef } from "./route.ts";
 /** Endpoints of the E2B API that this version does not have: they answer 501 with the feature's name. */
 export const LATER: readonly { method: RouteDef["method"]; path: string; feature: string }[] = (
   [
-    ["GET", "/v2/sandboxes/{sandboxID}/logs", "paged logs"],
     ["POST", "/v3/templates", "building templates"],
     ["POST", "/v2/templates", "building templates"],
     ["POST", "/templates", "building templates"],
@@ -18,8 +17,6 @@ export const LATER: readonly { method: RouteDef["method"]; path: string; feature
     ["POST", "/templates/tags", "template tags"],
     ["DELETE", "/templates/tags", "template tags"],
     ["GET", "/templates/{templateID}/tags", "template tags"],
-    ["GET", "/teams/{teamID}/metrics", "team metrics"],
-    ["GET", "/teams/{teamID}/metrics/max", "team metrics"],
     ["GET", "/volumes", "volumes"],
     ["POST", "/volumes", "volumes"],
     ["GET", "/volumes/{volumeID}", "volumes"],

@@ -165,7 +165,7 @@ export function openApiDocument(info: { version: string; serverUrl?: string }): 
       license: { name: "MIT", identifier: "MIT" },
     },
     ...(info.serverUrl === undefined ? {} : { servers: [{ url: info.serverUrl }] }),
-    tags: ["Sandboxes", "State", "Templates", "Store", "Account", "Node"].map((name) => ({ name })),
+    tags: ["Sandboxes", "State", "Templates", "Store", "Account", "Events", "Node"].map((name) => ({ name })),
     paths,
     components: {
       schemas: named,

@@ -24,7 +24,8 @@ export function decodeQuery(schema: z.ZodObject, raw: Readonly<Record<string, Qu
       out[name] = list.filter((v) => v !== "");
     } else if (type instanceof z.ZodNumber && typeof given === "string" && /^-?\d{1,17}(\.\d+)?$/.test(given)) {
       out[name] = Number(given);
-    } else out[name] = given;
+    } else if (type instanceof z.ZodBoolean && (given === "true" || given === "false")) out[name] = given === "true";
+    else out[name] = given;
   }
   return out;
 }

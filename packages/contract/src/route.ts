@@ -2,7 +2,7 @@ import type { ErrorCode } from "@aenv/base";
 import type { z } from "zod";
 
 export type Method = "GET" | "POST" | "PUT" | "PATCH" | "DELETE";
-export type Tag = "Sandboxes" | "State" | "Templates" | "Store" | "Account" | "Node";
+export type Tag = "Sandboxes" | "State" | "Templates" | "Store" | "Account" | "Events" | "Node";
 
 export interface Answer {
   description: string;

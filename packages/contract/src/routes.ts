@@ -22,6 +22,7 @@ import {
 import { Template, TemplateAlias, TemplateWithBuilds } from "./schemas/templates.ts";
 import { RESUME_ERRORS, STATE_ROUTES } from "./state-routes.ts";
 import { STORE_ROUTES } from "./store-routes.ts";
+import { WATCH_ROUTES } from "./watch-routes.ts";
 
 /** `sandbox_ids` of one metrics request. */
 export const MAX_METRICS_IDS = 100;
@@ -240,6 +241,7 @@ export const ROUTES = {
   }),
   ...STATE_ROUTES,
   ...STORE_ROUTES,
+  ...WATCH_ROUTES,
   listTemplates: route({
     method: "GET",
     path: "/templates",

@@ -14,7 +14,7 @@ import {
 import type { Authority } from "@aenv/network";
 import { type MemoryPort, MemoryWorkers } from "@aenv/memory";
 import { isAlive, type ProcIdentity, procIdentity } from "@aenv/host";
-import { DEFAULT_TEAM, type State } from "@aenv/state";
+import { DEFAULT_TEAM, type EventQuery, LIFECYCLE, type State } from "@aenv/state";
 import type { VmmDriver } from "@aenv/vmm";
 import { buildTemplate } from "./build.ts";
 import { type EngineConfigInput, engineConfig } from "./config.ts";
@@ -305,6 +305,7 @@ export class Engine implements AsyncDisposable {
         await run.guest.trust(authority.cert, token, deadline(this.#ctx.config.initDeadlineMs));
       }
       await setEgress(this.#ctx, run, rules);
+      this.#note(id, LIFECYCLE.updated, { set: "network" });
     } catch (e) {
       if (record.network === rules.network && sandbox.run === run) sandbox.setEgress(before);
       throw AenvError.from(e, `set the network rules of ${id}`);
@@ -341,7 +342,9 @@ export class Engine implements AsyncDisposable {
   /** The state of a running or paused sandbox, kept under a name or without; the sandbox goes on. */
   async snapshot(id: SandboxId, options: SnapshotOptions, signal: AbortSignal): Promise<SnapshotView> {
     this.#assertOpen();
-    return await this.#snapshots.create(this.#visible(id), options, signal);
+    const view = await this.#snapshots.create(this.#visible(id), options, signal);
+    this.#note(id, LIFECYCLE.checkpointed, { snapshot: view.snapshotId });
+    return view;
   }
 
   /** Newest first. */
@@ -368,7 +371,9 @@ export class Engine implements AsyncDisposable {
   /** The state of a running or paused sandbox, to rewind to; the sandbox goes on. */
   async checkpoint(id: SandboxId, options: CheckpointOptions, signal: AbortSignal): Promise<CheckpointView> {
     this.#assertOpen();
-    return await checkpoint(this.#ctx, this.#visible(id), options, signal);
+    const view = await checkpoint(this.#ctx, this.#visible(id), options, signal);
+    this.#note(id, LIFECYCLE.checkpointed, { checkpoint: view.checkpointId });
+    return view;
   }
 
   /** Oldest first. */
@@ -436,6 +441,14 @@ export class Engine implements AsyncDisposable {
     if (!this.#live.has(id) && !this.#ctx.state.sandboxes.get(id)) throw notFound(id);
     const limit = Math.min(MAX_LOG_LINES, range.limit ?? MAX_LOG_LINES);
     return this.#ctx.state.events.list(id, range.start ?? 0, limit);
+  }
+
+  /** Its events by search and page; `next` is `after` of the next page, absent where there may be no more. */
+  logPage(id: SandboxId, query: EventQuery): { entries: LogEntry[]; next?: number } {
+    if (!this.#live.has(id) && !this.#ctx.state.sandboxes.get(id)) throw notFound(id);
+    const entries = this.#ctx.state.events.page(id, query);
+    const last = entries.length < query.limit ? undefined : entries.at(-1);
+    return { entries, ...(last ? { next: last.id } : {}) };
   }
 
   /** Synchronous, for the edge. undefined: no such sandbox runs now. */
@@ -598,6 +611,13 @@ export class Engine implements AsyncDisposable {
   #setEnd(sandbox: Sandbox, endAt: number): void {
     sandbox.setEnd(endAt);
     this.#deadlines.set(sandbox.id, endAt);
+    this.#note(sandbox.id, LIFECYCLE.updated, { set_timeout: new Date(endAt).toISOString() });
+  }
+
+  #note(id: SandboxId, message: string, fields: Record<string, unknown>): void {
+    const { clock, state } = this.#ctx;
+    const timestamp = clock.now();
+    state.surely(() => state.events.add(id, { timestamp, level: "info", message, fields }));
   }
 
   #warm(name: string): void {

@@ -18,7 +18,14 @@ import {
   sleep,
 } from "@aenv/base";
 import { isAlive, type ProcIdentity, processes, signalExact } from "@aenv/host";
-import type { LayerRecord, RunRecord, SandboxRecord, SnapshotRecord, TemplateRecord } from "@aenv/state";
+import {
+  LIFECYCLE,
+  type LayerRecord,
+  type RunRecord,
+  type SandboxRecord,
+  type SnapshotRecord,
+  type TemplateRecord,
+} from "@aenv/state";
 import type { Vm, VmExit, VmHandle } from "@aenv/vmm";
 import type { Context } from "./context.ts";
 import { setEgress } from "./egress.ts";
@@ -204,7 +211,7 @@ function end(ctx: Context, record: SandboxRecord, cause: string): void {
   ctx.state.surely(() => {
     ctx.state.sandboxes.end(record.id, at, cause);
     ctx.state.checkpoints.removeOf(record.id);
-    ctx.state.events.add(record.id, { timestamp: at, level: "error", message: "sandbox ended", fields: { cause } });
+    ctx.state.events.add(record.id, { timestamp: at, level: "error", message: LIFECYCLE.killed, fields: { cause } });
   });
   ctx.logger.warn({ sandbox: record.id, cause }, "sandbox was not recovered");
 }

@@ -1,5 +1,11 @@
 import { AenvError, messageOf, Mutex, type SnapshotId } from "@aenv/base";
-import type { SandboxRecord, SandboxState, SnapshotRecord, TemplateRecord } from "@aenv/state";
+import {
+  LIFECYCLE,
+  type SandboxRecord,
+  type SandboxState,
+  type SnapshotRecord,
+  type TemplateRecord,
+} from "@aenv/state";
 import type { VmExit } from "@aenv/vmm";
 import type { Context } from "./context.ts";
 import { hasMemory } from "./memory-stack.ts";
@@ -113,7 +119,7 @@ export class Sandbox {
       this.record.startedAt = startedAt;
       this.record.endAt = endAt;
       this.#ctx.state.sandboxes.setTimes(this.id, startedAt, endAt);
-      this.#event("info", "sandbox created", { template: this.template.name, run: run.id })();
+      this.#event("info", LIFECYCLE.created, { template: this.template.name, run: run.id })();
       also?.();
     });
     this.#watch(run);
@@ -151,7 +157,7 @@ export class Sandbox {
       () => {
         this.#ctx.state.sandboxes.setSnapshot(this.id, snapshot.id);
         this.#ctx.state.sandboxes.setInterrupted(this.id, interrupted);
-        this.#event("info", "sandbox paused", { snapshot: snapshot.id, memory: hasMemory(snapshot) })();
+        this.#event("info", LIFECYCLE.paused, { snapshot: snapshot.id, memory: hasMemory(snapshot) })();
       },
       () => {
         this.pauses++;
@@ -191,7 +197,7 @@ export class Sandbox {
       }
       this.record.endAt = endAt;
       this.#ctx.state.sandboxes.setTimes(this.id, this.record.startedAt, endAt);
-      this.#event("info", "sandbox resumed", { run: run.id, snapshot: this.#snapshot.id })();
+      this.#event("info", LIFECYCLE.resumed, { run: run.id, snapshot: this.#snapshot.id })();
     });
     this.#watch(run);
   }
@@ -297,7 +303,7 @@ export class Sandbox {
       this.#ctx.tasks.spawn("release", () => run.release());
     }
     try {
-      this.#setSurely({ t: "gone", cause }, this.#ended(cause, "info", "sandbox ended"));
+      this.#setSurely({ t: "gone", cause }, this.#ended(cause, "info", LIFECYCLE.killed));
     } finally {
       resolve();
     }
@@ -316,7 +322,7 @@ export class Sandbox {
     this.#ctx.tasks.spawn("release", async () => {
       this.#setSurely(
         { t: "gone", cause: exit.cause },
-        this.#ended(exit.cause, "error", "sandbox ended: its virtual machine is gone", { detail: exit.detail }),
+        this.#ended(exit.cause, "error", LIFECYCLE.died, { detail: exit.detail }),
       );
       this.#events.runEnded(run, this);
       const console = await run.consoleTail();

@@ -122,4 +122,13 @@ export const MIGRATIONS: readonly string[] = [
     WHERE memory_file IS NULL;
   CREATE INDEX runs_maps ON runs(maps) WHERE maps IS NOT NULL;
   `,
+  // Who is told of what happens to a team's sandboxes, up to which event each was told.
+  `
+  CREATE TABLE webhooks (
+    id TEXT PRIMARY KEY, team TEXT NOT NULL REFERENCES teams(id), name TEXT NOT NULL, url TEXT NOT NULL,
+    enabled INTEGER NOT NULL, events TEXT NOT NULL, secret TEXT NOT NULL, created_at INTEGER NOT NULL,
+    told INTEGER NOT NULL
+  ) STRICT;
+  CREATE INDEX webhooks_team ON webhooks(team, created_at);
+  `,
 ];

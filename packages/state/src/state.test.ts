@@ -17,6 +17,7 @@ import {
 } from "@aenv/base";
 import { DEFAULT_TEAM, type SandboxRecord, type SnapshotRecord, State } from "./index.ts";
 import { MIGRATIONS } from "./migrations.ts";
+import type { EventQuery } from "./series.ts";
 
 const dir = await mkdtemp(join(tmpdir(), "aenv-state-"));
 after(() => rm(dir, { recursive: true }));
@@ -350,7 +351,7 @@ test("samples are bounded by age and by number", () => {
 
 const FIXTURES = join(import.meta.dirname, "../test/fixtures");
 
-for (const version of [1, 2, 3, 4, 5, 6, 7])
+for (const version of [1, 2, 3, 4, 5, 6, 7, 8])
   test(`a database of schema ${version} opens, keeps all it had, and takes what is new`, async () => {
     const path = fresh();
     await copyFile(join(FIXTURES, `v${version}.db`), path);
@@ -434,3 +435,51 @@ test("a database of a newer version is refused and left as it is", () => {
 function isCode(code: string) {
   return (e: unknown): boolean => e instanceof AenvError && e.code === code;
 }
+
+test("events are paged in both directions, by time, number, level and a part of their message", () => {
+  using state = State.open(fresh());
+  const [box, other] = [newSandboxId("tst"), newSandboxId("tst")];
+  const add = (at: number, level: "debug" | "info" | "error", message: string): void =>
+    state.tx(() => state.events.add(box, { timestamp: at, level, message, fields: { at } }));
+  add(10, "info", "one");
+  add(20, "debug", "two 100%_");
+  add(20, "error", "Three");
+  state.tx(() => state.events.add(other, { timestamp: 20, level: "info", message: "not ours", fields: {} }));
+  add(30, "info", "four");
+  const of = (q: Partial<EventQuery>): string[] =>
+    state.events.page(box, { limit: 10, ...q }).map((e) => e.message.split(" ")[0] as string);
+  assert.deepEqual(of({}), ["one", "two", "Three", "four"]);
+  assert.deepEqual(of({ backward: true }), ["four", "Three", "two", "one"]);
+  assert.deepEqual(of({ cursor: 20 }), ["two", "Three", "four"]);
+  assert.deepEqual(of({ cursor: 20, backward: true }), ["Three", "two", "one"]);
+  assert.deepEqual(of({ levels: ["info", "error"] }), ["one", "Three", "four"]);
+  assert.deepEqual(of({ search: "o" }), ["one", "two", "four"]);
+  assert.deepEqual(of({ search: "%_" }), ["two"]);
+  assert.deepEqual(of({ search: "three" }), []);
+  for (const backward of [false, true]) {
+    const seen: string[] = [];
+    for (let after: number | undefined; ; ) {
+      const page = state.events.page(box, { limit: 1, backward, ...(after === undefined ? {} : { after }) });
+      if (page.length === 0) break;
+      seen.push(...page.map((e) => e.message));
+      after = page.at(-1)?.id;
+    }
+    assert.deepEqual(seen, backward ? ["four", "Three", "two 100%_", "one"] : ["one", "two 100%_", "Three", "four"]);
+  }
+});
+
+test("a team's sandboxes are counted in each step of time, and those that started", () => {
+  using state = State.open(fresh());
+  const made = [5_000, 6_000, 21_000].map((startedAt) => sandbox({ startedAt }));
+  const foreign = sandbox({ startedAt: 5_000, team: "another" });
+  for (const s of [...made, foreign]) state.sandboxes.insert(s);
+  const sample = { cpuCount: 1, cpuUsedPct: 0, memUsed: 0, memTotal: 0, memCache: 0, diskUsed: 0, diskTotal: 0 };
+  for (const at of [7_000, 9_000, 11_000])
+    for (const s of [made[0], foreign]) if (s) state.tx(() => state.samples.add(s.id, { timestamp: at, ...sample }));
+  assert.deepEqual(state.samples.perTeam(DEFAULT_TEAM, 0, 100_000, 10_000), [
+    { at: 0, running: 2, started: 2 },
+    { at: 10_000, running: 1, started: 0 },
+    { at: 20_000, running: 1, started: 1 },
+  ]);
+  assert.deepEqual(state.samples.perTeam(DEFAULT_TEAM, 8_000, 9_000, 10_000), [{ at: 0, running: 1, started: 0 }]);
+});

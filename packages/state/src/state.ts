@@ -6,6 +6,7 @@ import { ApiKeys, DEFAULT_TEAM, Teams } from "./keys.ts";
 import { Checkpoints, SavedSnapshots } from "./saved.ts";
 import { Idempotency, Resources, Runs, Sandboxes } from "./sandboxes.ts";
 import { Events, Samples } from "./series.ts";
+import { Webhooks } from "./webhooks.ts";
 import { isStoreFailure, sqliteCode } from "./store-failure.ts";
 
 /** A path for a database that nobody will miss. */
@@ -69,6 +70,7 @@ export class State implements Disposable {
   readonly idempotency: Idempotency;
   readonly samples: Samples;
   readonly events: Events;
+  readonly webhooks: Webhooks;
 
   private constructor(db: Database, clock: Clock) {
     this.#db = db;
@@ -87,6 +89,7 @@ export class State implements Disposable {
     this.idempotency = new Idempotency(db);
     this.samples = new Samples(db);
     this.events = new Events(db);
+    this.webhooks = new Webhooks(db, clock);
   }
 
   /**

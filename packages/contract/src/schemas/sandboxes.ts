@@ -201,7 +201,7 @@ export const SandboxMetric = z.object({
 export type SandboxMetric = z.infer<typeof SandboxMetric>;
 export const SandboxesWithMetrics = z.object({ sandboxes: z.record(z.string(), SandboxMetric) });
 
-const LogLevel = z.enum(["debug", "info", "warn", "error"]);
+export const LogLevel = z.enum(["debug", "info", "warn", "error"]);
 export const SandboxLogEntry = z.object({
   timestamp: timestamp(),
   message: z.string(),
@@ -214,3 +214,4 @@ export const SandboxLogs = z.object({
   logEntries: z.array(SandboxLogEntry),
 });
 export type SandboxLogs = z.infer<typeof SandboxLogs>;
+export const SandboxLogsV2 = z.object({ logs: z.array(SandboxLogEntry) });
