@@ -127,25 +127,58 @@ test("the disk's socket belongs to the VM's user with mode 0600 and replaces a s
 test("a disk that nothing was written to gets other layers beneath it, which survive kill -9; one that was written keeps its own", async () => {
   await using blockd = await TestBlockd.start();
   const layers = [blockd.layer(), blockd.layer()];
-  const images = layers.map(() => image(16));
   for (const [i, layer] of layers.entries()) {
-    writeFileSync(blockd.path(`raw${i}`), images[i] ?? "");
+    writeFileSync(blockd.path(`raw${i}`), image(16));
     await blockd.client.importRaw(blockd.path(`raw${i}`), layer);
   }
   const [first = blockd.layer(), second = blockd.layer()] = layers;
   const spec = blockd.spec("d1", 16 * MIB, [first]);
+  const is = async (raw: string): Promise<void> =>
+    void (await run("qemu-img", ["compare", "-f", "raw", "-F", "raw", blockd.path(raw), uri(spec)]));
   await blockd.client.createDisk(spec);
-  await run("qemu-img", ["compare", "-f", "raw", "-F", "raw", blockd.path("raw0"), uri(spec)]);
-  await blockd.client.restackDisk("d1", [second]);
-  await run("qemu-img", ["compare", "-f", "raw", "-F", "raw", blockd.path("raw1"), uri(spec)]);
+  await is("raw0");
+  await assert.rejects(blockd.client.restackDisk("d1", [second], [first, second]), { code: "CONFLICT" });
+  await blockd.client.restackDisk("d1", [first], [second]);
+  await is("raw1");
   await blockd.end("SIGKILL");
   await blockd.start();
-  await run("qemu-img", ["compare", "-f", "raw", "-F", "raw", blockd.path("raw1"), uri(spec)]);
+  await is("raw1");
   await run("nbdcopy", [blockd.path("raw0"), uri(spec)]);
-  await assert.rejects(blockd.client.restackDisk("d1", [first]), { code: "CONFLICT" });
-  await run("qemu-img", ["compare", "-f", "raw", "-F", "raw", blockd.path("raw0"), uri(spec)]);
+  await assert.rejects(blockd.client.restackDisk("d1", [second], [first]), { code: "CONFLICT" });
+  await is("raw0");
   assert.deepEqual((await blockd.client.listDisks())[0]?.layers, [second]);
-  await assert.rejects(blockd.client.restackDisk("no", [first]), { code: "NOT_FOUND" });
+  await assert.rejects(blockd.client.restackDisk("no", [], [first]), { code: "NOT_FOUND" });
+});
+
+test("layers beneath a written disk are merged and exchanged: it reads the same, before and after kill -9 and a seal", async () => {
+  await using blockd = await TestBlockd.start();
+  const spec = blockd.spec("d1", 16 * MIB);
+  await blockd.client.createDisk(spec);
+  const is = async (raw: string): Promise<void> =>
+    void (await run("qemu-img", ["compare", "-f", "raw", "-F", "raw", blockd.path(raw), uri(spec)]));
+  const sealed = [];
+  for (let i = 0; i < 4; i++) {
+    const content = image(16);
+    writeFileSync(blockd.path("raw"), content);
+    await run("nbdcopy", [blockd.path("raw"), uri(spec)]);
+    if (i === 3) break;
+    const target = blockd.layer();
+    await blockd.client.sealDisk("d1", target);
+    sealed.push(target);
+  }
+  const [bottom, ...rest] = sealed;
+  assert.ok(bottom);
+  const merged = blockd.layer();
+  await blockd.client.mergeLayers(rest, merged);
+  await blockd.client.restackDisk("d1", sealed, [bottom, merged], { same: true });
+  await is("raw");
+  await blockd.end("SIGKILL");
+  await blockd.start();
+  await is("raw");
+  const top = blockd.layer();
+  await blockd.client.sealDisk("d1", top);
+  await is("raw");
+  assert.deepEqual((await blockd.client.listDisks())[0]?.layers, [bottom, merged, top]);
 });
 
 test("an import whose caller goes away is given up and leaves nothing", async () => {

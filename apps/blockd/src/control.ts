@@ -1,6 +1,6 @@
 import { createServer, type IncomingMessage, type Server } from "node:http";
 import { AenvError, type Logger } from "@aenv/base";
-import { diskSpecSchema, importSchema, layerRefSchema, layersSchema } from "@aenv/block";
+import { diskSpecSchema, importSchema, layerRefSchema, mergeSchema, restackSchema } from "@aenv/block";
 import type { z } from "zod";
 import type { BlockService } from "./service.ts";
 
@@ -46,7 +46,11 @@ async function route(service: BlockService, req: IncomingMessage, caller: AbortS
   if (req.method === "POST" && seal !== undefined) return await service.seal(seal, await body(req, layerRefSchema));
   const restack = LAYERS.exec(url.pathname)?.[1];
   if (req.method === "PUT" && restack !== undefined)
-    return await service.restack(restack, await body(req, layersSchema));
+    return await service.restack(restack, await body(req, restackSchema));
+  if (call === "POST /merge") {
+    const { layers, target } = await body(req, mergeSchema);
+    return await service.merge(layers, target);
+  }
   const disk = DISK.exec(url.pathname)?.[1];
   if (req.method === "DELETE" && disk !== undefined) {
     return await service.close(disk, url.searchParams.get("deleteUpper") === "true");

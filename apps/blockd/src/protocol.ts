@@ -38,8 +38,8 @@ export interface WorkerCalls {
   /** Leaves the disk frozen; `thaw` follows once the record is written. */
   seal: { args: SealDisk; result: Sealed };
   thaw: { args: { disk: string }; result: undefined };
-  /** Other layers beneath an upper that nothing was written to. */
-  restack: { args: { disk: string; stack: SharedStack }; result: undefined };
+  /** Other layers beneath an upper. `written`: also beneath one that something was written to. */
+  restack: { args: { disk: string; stack: SharedStack; written: boolean }; result: undefined };
   close: { args: { disk: string }; result: undefined };
   stop: { args: undefined; result: undefined };
 }

@@ -11,6 +11,7 @@ import {
   type LayerInfo,
   type LayerRef,
   type LoadPieces,
+  mergeLayers,
   type PingInfo,
   readStub,
   RemoteLayers,
@@ -24,6 +25,12 @@ import { DiskWorker } from "./workers.ts";
 
 const RECOVER_PAUSE_MS = 1000;
 const RECOVER_WAIT_MS = 5000;
+
+interface Restack {
+  from: readonly LayerRef[];
+  to: readonly LayerRef[];
+  same: boolean;
+}
 
 interface OpenDisk {
   record: DiskRecord;
@@ -147,18 +154,20 @@ export class BlockService {
     });
   }
 
-  /** Other layers beneath a disk that nothing was written to yet. */
-  restack(disk: string, layers: readonly LayerRef[]): Promise<void> {
+  /** Other layers beneath a disk: one that nothing was written to yet, or layers that read the same. */
+  restack(disk: string, { from, to: layers, same }: Restack): Promise<void> {
     return this.#locks.run(disk, async () => {
       const open = this.#disks.get(disk);
       if (!open) throw new AenvError("NOT_FOUND", `disk ${disk} is not open`);
       const { record, worker } = open;
       if (isDeepStrictEqual(record.layers, layers)) return;
+      if (!isDeepStrictEqual(record.layers, from))
+        throw new AenvError("CONFLICT", `disk ${disk} stands on other layers than the caller thinks`);
       const next = { ...record, spec: { ...record.spec, layers: [...layers] }, layers: [...layers] };
       const stack = await this.#layers.acquire(layers);
       try {
         this.#records.put(next);
-        await worker.call("restack", { disk, stack });
+        await worker.call("restack", { disk, stack, written: same });
       } catch (e) {
         this.#records.put(record);
         this.#layers.release(layers);
@@ -215,6 +224,13 @@ export class BlockService {
   }
 
   /** Given up, with nothing left, when the signal aborts. */
+  merge(layers: readonly LayerRef[], target: LayerRef): Promise<LayerInfo> {
+    return mergeLayers(
+      layers.map((l) => l.path),
+      target,
+    );
+  }
+
   importRaw(rawPath: string, target: LayerRef, signal: AbortSignal): Promise<LayerInfo> {
     return importRaw(rawPath, target, signal);
   }

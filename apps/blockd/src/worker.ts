@@ -188,15 +188,20 @@ async function thawDisk({ disk }: { disk: string }): Promise<undefined> {
   return undefined;
 }
 
-async function restackDisk({ disk: name, stack }: WorkerCalls["restack"]["args"]): Promise<undefined> {
+async function restackDisk({ disk: name, stack, written }: WorkerCalls["restack"]["args"]): Promise<undefined> {
   const { disk } = find(name);
   await disk.freeze();
   const { upper } = disk;
-  if (upper.table.mapped > 0) {
+  try {
+    if (!written && upper.table.mapped > 0)
+      throw new AenvError("CONFLICT", `disk ${name} was written to: its layers stay`);
+    // What was acknowledged and not noted yet; `replace` begins anew.
+    upper.commit();
+    disk.replace(toStack(stack), upper);
+  } catch (e) {
     disk.thaw();
-    throw new AenvError("CONFLICT", `disk ${name} was written to: its layers stay`);
+    throw e;
   }
-  disk.replace(toStack(stack), upper);
   return undefined;
 }
 

@@ -49,9 +49,22 @@ export class BlockdClient {
     return this.#call("POST", `/disks/${encodeURIComponent(disk)}/seal`, target, layerInfoSchema, signal);
   }
 
-  /** Other layers, bottom first, beneath a disk that nothing was written to; CONFLICT where something was. */
-  async restackDisk(disk: string, layers: readonly LayerRef[], signal?: AbortSignal): Promise<void> {
-    await this.#quick("PUT", `/disks/${encodeURIComponent(disk)}/layers`, layers, z.unknown(), signal);
+  /**
+   * Other layers, bottom first, beneath a disk that stands on `from`; CONFLICT where it does not, or something was written
+   * to it. With `same` the caller has made sure that both read the same, and what was written stays on top.
+   */
+  async restackDisk(
+    disk: string,
+    from: readonly LayerRef[],
+    to: readonly LayerRef[],
+    { same = false, signal }: { same?: boolean; signal?: AbortSignal } = {},
+  ): Promise<void> {
+    await this.#quick("PUT", `/disks/${encodeURIComponent(disk)}/layers`, { from, to, same }, z.unknown(), signal);
+  }
+
+  /** One durable layer that reads as these do in their order, bottom first. */
+  mergeLayers(layers: readonly LayerRef[], target: LayerRef, signal?: AbortSignal): Promise<LayerInfo> {
+    return this.#call("POST", "/merge", { layers, target }, layerInfoSchema, signal);
   }
 
   /** An unknown disk is fine. Clients of it are disconnected. */

@@ -42,6 +42,9 @@ export const diskSpecSchema = z.object({
   durability: z.enum(["process", "power"]).optional(),
 });
 
+/** `same`: the caller has made sure that both read the same, so that a disk may have been written to. */
+export const restackSchema = z.object({ from: layersSchema, to: layersSchema, same: z.boolean() });
+export const mergeSchema = z.object({ layers: layersSchema.min(1), target: layerRefSchema });
 export const importSchema = z.object({ rawPath: absolutePath, target: layerRefSchema });
 export const layerInfoSchema = z.object({
   id: layerId,

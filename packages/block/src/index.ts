@@ -6,7 +6,8 @@ export {
   type LayerInfo,
   type LayerRef,
   layerRefSchema,
-  layersSchema,
+  mergeSchema,
+  restackSchema,
   type PingInfo,
 } from "./control.ts";
 export { Disk, type DiskExtent, EMPTY_STACK, type Stack } from "./disk.ts";

@@ -183,6 +183,8 @@ export async function capture(
       envdVersion: plan.envdVersion,
       createdAt: ctx.clock.now(),
     };
+    // Its disk may be put on other layers before it is recorded that these are needed.
+    using _layers = ctx.holds.hold(...record.layers.map((l) => l.id));
     await settleAll([
       phases.time("manifest", () => publish(ctx.paths.manifest(to.snapshot), record)),
       ...(plan.durable && memory.length > 0 ? [syncPath(to.memoryDir)] : []),

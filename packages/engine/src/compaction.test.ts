@@ -23,6 +23,7 @@ import { Foreground } from "./foreground.ts";
 import { Holds } from "./holds.ts";
 import { stackOf } from "./memory-stack.ts";
 import { Paths } from "./paths.ts";
+import type { BlockdPort } from "./ports.ts";
 import { MACHINE, ManualClock, until, World } from "./testing.ts";
 
 const PAGES = 32;
@@ -127,6 +128,8 @@ class Bench implements AsyncDisposable {
         clock: this.clock,
         memory,
         holds: this.holds,
+        runs: new Map(),
+        blockd: {} as BlockdPort,
         logger: silentLogger,
         config,
         foreground: new Foreground(),
@@ -304,3 +307,33 @@ for (const step of ["compact:before", "compact-commit:before", "compact-commit:a
         "no folder without a record",
       );
     });
+
+test("layers of a sandbox that is captured again and again are merged beneath its running disk; a disk that cannot go over keeps its own", async () => {
+  await using world = await World.make();
+  const signal = new AbortController().signal;
+  const config = { compaction: { fan: FAN } };
+  const life = await world.start({ config });
+  await world.addTemplate(life, "base");
+  const { sandboxId } = await life.engine.create({ template: "base", timeoutMs: 600_000 }, signal);
+  const run = life.engine.route(sandboxId)?.run ?? "";
+  const disk = () => world.disks.get(run)?.layers ?? [];
+  /** The fake joins what it merges with a plus. */
+  const sealed = async (layers: readonly { path: string }[]): Promise<number> =>
+    (await Promise.all(layers.map((l) => readFile(l.path, "utf8")))).join("+").split("+").length;
+  const captures = 3 * FAN;
+  for (let n = 1; n <= captures; n++) {
+    if (n === FAN) world.restackFails = 1;
+    await life.engine.snapshot(sandboxId, {}, signal);
+    const newest = life.state.snapshots.list().find((s) => s.layers.at(-1)?.id === disk().at(-1)?.id);
+    assert.ok(newest);
+    await until(() => (life.state.snapshots.get(newest.id)?.layers.length ?? 99) <= FAN + 1, "its layers are merged");
+    assert.equal(await sealed(disk()), 2 + n);
+  }
+  assert.equal(world.restackFails, 0);
+  await until(() => disk().length <= FAN + 1, "the disk stands on the merged ones");
+  await life.crash();
+  const next = await world.start({ config });
+  assert.equal(next.engine.get(sandboxId).state, "running");
+  for (const s of next.state.snapshots.list()) assert.ok(s.layers.every((l) => existsSync(l.path)));
+  assert.equal(await sealed(disk()), 2 + captures);
+});

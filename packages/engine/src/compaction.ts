@@ -1,17 +1,19 @@
 /**
- * The memory of snapshots stays shallow: many small deltas become one, in tiers, and the deltas of a state that is
- * launched again and again become a flat file, which its VMMs share. The old files stay until nobody needs them: what
- * replaces them is durable before any record names it.
+ * What snapshots are made of stays shallow: many small deltas of memory become one, in tiers, and so do layers of a disk;
+ * the deltas of a state that is launched again and again become a flat file, which its VMMs share. The old files stay
+ * until nobody needs them: what replaces them is durable before any record names it.
  */
 import { mkdir, rm } from "node:fs/promises";
 import { join } from "node:path";
-import { messageOf, newMemoryId, type SnapshotId } from "@aenv/base";
+import { messageOf, newLayerId, newMemoryId, type SnapshotId } from "@aenv/base";
 import { publishFile, syncPath } from "@aenv/host";
-import type { MemoryFileRecord, SnapshotRecord } from "@aenv/state";
+import type { LayerRecord, MemoryFileRecord, SnapshotRecord } from "@aenv/state";
 import type { EngineConfig } from "./config.ts";
 import type { Context } from "./context.ts";
 import { isDiskLow } from "./disk-reserve.ts";
-import { flatOwner, hasMemory, stackOf } from "./memory-stack.ts";
+import { refOf } from "./launch.ts";
+import { flatOwner, stackOf } from "./memory-stack.ts";
+import type { VmRun } from "./run.ts";
 
 /** Launches of one state within so long of each other are one use of it. */
 const ONE_USE_MS = 2000;
@@ -28,7 +30,19 @@ interface Use {
 
 type Needs = Pick<
   Context,
-  "state" | "paths" | "clock" | "memory" | "holds" | "logger" | "config" | "foreground" | "tasks" | "step" | "freeBytes"
+  | "state"
+  | "paths"
+  | "clock"
+  | "memory"
+  | "blockd"
+  | "runs"
+  | "holds"
+  | "logger"
+  | "config"
+  | "foreground"
+  | "tasks"
+  | "step"
+  | "freeBytes"
 >;
 
 export class Compactor {
@@ -82,8 +96,17 @@ export class Compactor {
     });
   }
 
+  /** Where the layers begin that are to become one; the lowest is the template's and stays. */
+  #layersFrom({ layers }: SnapshotRecord): number | undefined {
+    const from = tierFrom(
+      layers.slice(1).map((l) => l.bytes),
+      this.#ctx.config.compaction.fan,
+    );
+    return from === undefined ? undefined : from + 1;
+  }
+
   #consider(s: SnapshotRecord): void {
-    if (!hasMemory(s) || this.#plan(s) === undefined) return;
+    if (this.#plan(s) === undefined && this.#layersFrom(s) === undefined) return;
     this.#queue.add(s.id);
     if (this.#working) return;
     this.#working = true;
@@ -105,9 +128,11 @@ export class Compactor {
     try {
       for (;;) {
         const s = this.#ctx.state.snapshots.get(id);
-        const plan = s && this.#plan(s);
-        if (!s || !plan || isDiskLow(this.#ctx)) return;
-        await this.#replace(s, plan);
+        if (!s || isDiskLow(this.#ctx)) return;
+        const [plan, layersFrom] = [this.#plan(s), this.#layersFrom(s)];
+        if (plan) await this.#replace(s, plan);
+        else if (layersFrom !== undefined) await this.#mergeLayers(s, layersFrom);
+        else return;
         await this.#collect();
       }
     } catch (e) {
@@ -139,8 +164,7 @@ export class Compactor {
       if (changed.length === 0) await rm(dir, { recursive: true, force: true });
       if (kind === "flat") this.#uses.delete(s.id);
       await this.#ctx.step("compact-commit:after");
-      for (const c of changed)
-        await publishFile(paths.manifest(c.id), `${JSON.stringify({ v: 1, ...c }, undefined, 2)}\n`);
+      await this.#tell(changed);
       logger.info(
         { snapshot: s.id, kind, files: deltas.length, bytes, ms: clock.mono() - started },
         "memory compacted",
@@ -150,6 +174,72 @@ export class Compactor {
       throw e;
     }
   }
+
+  /** Disks that run go over to the merged layer, too; one that cannot keeps what it stands on. */
+  async #mergeLayers(s: SnapshotRecord, from: number): Promise<void> {
+    const { state, paths, clock, blockd, holds, runs, logger } = this.#ctx;
+    const id = newLayerId();
+    using _held = holds.hold(id, ...s.layers.map((l) => l.id));
+    const started = clock.mono();
+    const path = paths.layerFile(id);
+    try {
+      await this.#ctx.step("compact-layers:before");
+      const { bytes } = await blockd.mergeLayers(s.layers.slice(from).map(refOf), { id, path });
+      await syncPath(paths.layers);
+      await this.#ctx.step("compact-layers-commit:before");
+      const after: LayerRecord[] = [...s.layers.slice(0, from), { id, path, bytes, createdAt: clock.now() }];
+      const changed = state.durable(() => state.snapshots.replaceLayers(s.layers, after));
+      if (changed.length === 0) {
+        await rm(paths.layerDir(id), { recursive: true, force: true });
+        return;
+      }
+      await this.#ctx.step("compact-layers-commit:after");
+      for (const run of runs.values()) await this.#restack(run, s.layers, after);
+      await this.#tell(changed);
+      logger.info(
+        { snapshot: s.id, layers: s.layers.length - from, bytes, ms: clock.mono() - started },
+        "layers merged",
+      );
+    } catch (e) {
+      if (!state.layers.get(id)) await rm(paths.layerDir(id), { recursive: true, force: true });
+      throw e;
+    }
+  }
+
+  async #restack(run: VmRun, before: readonly LayerRecord[], after: readonly LayerRecord[]): Promise<void> {
+    const { state, blockd, logger } = this.#ctx;
+    if (!before.every((l, i) => run.layers[i]?.id === l.id)) return;
+    const above = run.layers.slice(before.length);
+    try {
+      await blockd.restackDisk(run.id, run.layers.map(refOf), [...after, ...above].map(refOf), { same: true });
+      // A seal may have put another one on top meanwhile.
+      run.layers.splice(0, before.length, ...after);
+    } catch (e) {
+      logger.warn({ run: run.id, error: messageOf(e) }, "a disk keeps its layers");
+      state.tx(() => {
+        for (const l of before) if (!state.runs.layers(run.id).includes(l.id)) state.runs.addLayer(run.id, l.id);
+      });
+    }
+  }
+
+  async #tell(changed: readonly SnapshotRecord[]): Promise<void> {
+    for (const s of changed)
+      await publishFile(this.#ctx.paths.manifest(s.id), `${JSON.stringify({ v: 1, ...s }, undefined, 2)}\n`);
+  }
+}
+
+/** Where a group of files begins that is worth being one: `fan` of one tier, and the smaller ones above them. */
+function tierFrom(sizes: readonly number[], fan: number): number | undefined {
+  const tiers = sizes.map((n) => Math.max(0, Math.floor(Math.log(n / TIER_BYTES) / Math.log(fan))));
+  // From the top down: those of the highest tier so far are counted.
+  let [tier, count] = [0, 0];
+  for (const [at, t] of [...tiers.entries()].toReversed()) {
+    if (t > tier) [tier, count] = [t, 0];
+    if (t === tier) count++;
+    const below = tiers[at - 1];
+    if (count >= fan && (below === undefined || below > tier)) return at;
+  }
+  return undefined;
 }
 
 /** The files of a memory from `from` on become one. */
@@ -171,18 +261,9 @@ export function planCompaction(
   const size = memory.reduce((n, m) => n + m.bytes, 0);
   if (flat && deltas.length > 0 && injected > size && flatBytes + size <= maxFlatBytes)
     return { from: 0, kind: "flat" };
-  const tiers = deltas.map((m) => tierOf(m.bytes));
-  // From the top down: those of the highest tier so far are counted, the smaller ones between and above them go along.
-  let [tier, count] = [0, 0];
-  for (const [at, t] of [...tiers.entries()].toReversed()) {
-    if (t > tier) [tier, count] = [t, 0];
-    if (t === tier) count++;
-    const below = tiers[at - 1];
-    if (count >= fan && (below === undefined || below > tier)) return { from: at + 1, kind: "delta" };
-  }
-  return undefined;
-
-  function tierOf(bytes: number): number {
-    return Math.max(0, Math.floor(Math.log(bytes / TIER_BYTES) / Math.log(fan)));
-  }
+  const from = tierFrom(
+    deltas.map((m) => m.bytes),
+    fan,
+  );
+  return from === undefined ? undefined : { from: from + 1, kind: "delta" };
 }

@@ -68,9 +68,10 @@ export async function moveRun(
 ): Promise<void> {
   const signal = deadline(START_DEADLINE_MS, parent);
   await ctx.step("move:before");
+  const before = run.layers.map(refOf);
   run.moveTo(snapshot);
   await settleAll([
-    phases.time("layers", () => ctx.blockd.restackDisk(run.id, snapshot.layers.map(refOf), signal)),
+    phases.time("layers", () => ctx.blockd.restackDisk(run.id, before, snapshot.layers.map(refOf), { signal })),
     injectInto(ctx, run, snapshot, phases, signal),
   ]);
   await ctx.step("move:after");
@@ -90,7 +91,7 @@ async function injectInto(
   });
 }
 
-const refOf = ({ id, path }: LayerRecord): LayerPortRef => ({ id, path });
+export const refOf = ({ id, path }: LayerRecord): LayerPortRef => ({ id, path });
 
 /** A snapshot without memory: its disk is booted. Resolves when the guest's agent answers. Leaves nothing when it fails. */
 export async function bootRun(

@@ -26,7 +26,8 @@ export function flatOf(s: SnapshotRecord): MemoryFileRecord {
 export const current = (ctx: Context, s: SnapshotRecord): SnapshotRecord => ctx.state.snapshots.get(s.id) ?? s;
 
 /** Keeps the files that a launch or capture reads, whatever becomes of the records. */
-export const holdMemory = (ctx: Context, s: SnapshotRecord): Disposable => ctx.holds.hold(...s.memory.map((m) => m.id));
+export const holdFiles = (ctx: Context, s: SnapshotRecord): Disposable =>
+  ctx.holds.hold(...s.memory.map((m) => m.id), ...s.layers.map((l) => l.id));
 
 /** A waiting VMM that nothing was written into can be given the state of any snapshot with its machine, disk and flat file. */
 export function canBecome(run: VmRun, s: SnapshotRecord): boolean {
@@ -64,7 +65,7 @@ export const flatOwner = (ctx: Pick<Context, "config">): { uid: number; gid: num
 export function takeMemory(ctx: Context, run: VmRun, goesOn: boolean): MemoryStrategy {
   const parent = run.snapshot === undefined ? undefined : ctx.state.snapshots.get(run.snapshot);
   const before = parent && hasMemory(parent) ? parent : undefined;
-  const held = before && holdMemory(ctx, before);
+  const held = before && holdFiles(ctx, before);
   let session: TakeSession | undefined;
   let at: { id: MemoryId; path: string } | undefined;
   return {

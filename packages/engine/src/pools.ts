@@ -5,7 +5,7 @@ import type { Context } from "./context.ts";
 import { damageOf } from "./damage.ts";
 import { isDiskLow } from "./disk-reserve.ts";
 import { bootRun, moveRun, prepareRun, primeRun, startRun } from "./launch.ts";
-import { canBecome, current, fits, hasMemory, holdMemory } from "./memory-stack.ts";
+import { canBecome, current, fits, hasMemory, holdFiles } from "./memory-stack.ts";
 import { Phases } from "./phases.ts";
 import { SnapshotPool, type SpareKind } from "./pool.ts";
 import { settleAll, type VmRun, WARMING_CPU_WEIGHT } from "./run.ts";
@@ -102,7 +102,7 @@ export class Pools {
   ): Promise<VmRun> {
     using _turn = await phases.time("queue", () => this.#launches.acquire(signal));
     const snapshot = current(this.#ctx, asked);
-    using _files = holdMemory(this.#ctx, snapshot);
+    using _files = holdFiles(this.#ctx, snapshot);
     try {
       const ready = await this.#startPrepared(snapshot, own, phases, signal);
       if (ready) return ready;
@@ -233,7 +233,7 @@ export class Pools {
     try {
       const phases = new Phases(this.#ctx.clock);
       const snapshot = current(this.#ctx, pool.snapshot);
-      using _files = holdMemory(this.#ctx, snapshot);
+      using _files = holdFiles(this.#ctx, snapshot);
       const run = await this.#prepare(snapshot, phases, signal, WARMING_CPU_WEIGHT);
       if (kind === "hot") {
         await this.#start(run, snapshot, phases, signal);

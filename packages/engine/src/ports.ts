@@ -30,8 +30,15 @@ export interface BlockdPort {
   createDisk(spec: DiskSpec, signal?: AbortSignal): Promise<void>;
   /** The VM is stopped. The upper becomes the layer at `path`, durable, and a new empty upper is opened on top. */
   sealDisk(disk: string, target: LayerPortRef, signal?: AbortSignal): Promise<{ bytes: number }>;
-  /** Other layers beneath a disk that nothing was written to. */
-  restackDisk(disk: string, layers: readonly LayerPortRef[], signal?: AbortSignal): Promise<void>;
+  /** Other layers beneath a disk that stands on `from`: one that nothing was written to, or layers that read the `same`. */
+  restackDisk(
+    disk: string,
+    from: readonly LayerPortRef[],
+    to: readonly LayerPortRef[],
+    options?: { same?: boolean; signal?: AbortSignal },
+  ): Promise<void>;
+  /** One durable layer that reads as these do in their order, bottom first. */
+  mergeLayers(layers: readonly LayerPortRef[], target: LayerPortRef, signal?: AbortSignal): Promise<{ bytes: number }>;
   closeDisk(disk: string, options: { deleteUpper: boolean }): Promise<void>;
   /** `layers`: what a disk stands on now, bottom first. */
   listDisks(): Promise<{ disk: string; layers: LayerPortRef[] }[]>;

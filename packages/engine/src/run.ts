@@ -125,6 +125,7 @@ export class VmRun {
         ...(memoryFile === undefined ? {} : { memoryFile }),
         ...(plan.maps === undefined ? {} : { maps: plan.maps }),
       });
+      keepLayers(ctx, id, plan.snapshot, plan.layers);
       state.resources.intent(id, "datadir", paths.dataDir(id));
       state.resources.intent(id, "rundir", paths.runDir(id));
       state.resources.intent(id, "cgroup", paths.cgroup(id));
@@ -223,7 +224,10 @@ export class VmRun {
 
   /** It waits for another snapshot from now on, and its disk is about to stand on the layers of that one. */
   moveTo(snapshot: SnapshotRecord): void {
-    this.#ctx.state.tx(() => this.#ctx.state.runs.captured(this.id, snapshot.id));
+    this.#ctx.state.tx(() => {
+      this.#ctx.state.runs.captured(this.id, snapshot.id);
+      keepLayers(this.#ctx, this.id, snapshot.id, snapshot.layers);
+    });
     this.snapshot = snapshot.id;
     this.blank = undefined;
     this.layers = [...snapshot.layers];
@@ -352,6 +356,19 @@ export class VmRun {
         this.#ctx.logger.error({ run: this.id, error: messageOf(e) }, "run was not released");
       }
     }
+  }
+}
+
+/** Layers that its snapshot has no more, because compaction came in between, are the run's. Part of a transaction. */
+function keepLayers(ctx: Context, run: RunId, snapshot: SnapshotId | undefined, layers: readonly LayerRecord[]): void {
+  const { state } = ctx;
+  const now = snapshot === undefined ? undefined : state.snapshots.get(snapshot);
+  if (!now) return;
+  const known = new Set(now.layers.map((l) => l.id));
+  for (const l of layers) {
+    if (known.has(l.id)) continue;
+    state.layers.add(l);
+    state.runs.addLayer(run, l.id);
   }
 }
 

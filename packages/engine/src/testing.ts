@@ -2,9 +2,10 @@
  * A host that is not there: what VMMs, disks, slots and control groups exist outlives the server's life that made them.
  * One `Life` is one start of the server; `crash()` ends it in the middle of whatever it does.
  */
-import { mkdir, mkdtemp, readdir, rm, writeFile } from "node:fs/promises";
+import { mkdir, mkdtemp, readdir, readFile, rm, writeFile } from "node:fs/promises";
 import { tmpdir } from "node:os";
-import { join } from "node:path";
+import { dirname, join } from "node:path";
+import { isDeepStrictEqual } from "node:util";
 import { AenvError, type Clock, type LayerId, mib, silentLogger } from "@aenv/base";
 import type { HookResult, HooksRequest } from "@aenv/guest";
 import { localMemory } from "@aenv/memory";
@@ -79,6 +80,8 @@ export class World implements AsyncDisposable {
   /** The next imports fail and leave a part, or never end. */
   importFails = 0;
   importParks = false;
+  /** The next restackDisk calls fail. */
+  restackFails = 0;
   /** The next closeDisk calls fail. */
   closeDiskFails = 0;
   readonly home: string;
@@ -261,10 +264,21 @@ export class Life {
         w.disks.set(disk, { ...found, layers: [...found.layers, { id: target.id, path: target.path }] });
         return { bytes: 6 };
       },
-      restackDisk: async (disk: string, layers: readonly LayerPortRef[]) => {
+      restackDisk: async (disk: string, from: readonly LayerPortRef[], to: readonly LayerPortRef[]) => {
         const found = w.disks.get(disk);
         if (!found) throw new AenvError("NOT_FOUND", `disk ${disk} is not open`);
-        w.disks.set(disk, { ...found, layers: [...layers] });
+        if (w.restackFails > 0) {
+          w.restackFails--;
+          throw new AenvError("UNAVAILABLE", "blockd is away");
+        }
+        if (!isDeepStrictEqual(found.layers, from)) throw new AenvError("CONFLICT", `disk ${disk} stands on others`);
+        w.disks.set(disk, { ...found, layers: [...to] });
+      },
+      mergeLayers: async (layers: readonly LayerPortRef[], target: LayerPortRef) => {
+        const content = await Promise.all(layers.map((l) => readFile(l.path, "utf8")));
+        await mkdir(dirname(target.path));
+        await writeFile(target.path, content.join("+"), { flag: "wx" });
+        return { bytes: content.join("+").length };
       },
       closeDisk: async (disk: string) => {
         if (w.closeDiskFails > 0) {

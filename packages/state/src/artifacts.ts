@@ -142,11 +142,7 @@ export class Snapshots {
         s.envdVersion,
         s.createdAt,
       );
-      const layers = new Layers(this.#db);
-      for (const [position, l] of s.layers.entries()) {
-        layers.add(l);
-        this.#db.run("INSERT INTO snapshot_layers (snapshot, position, layer) VALUES (?, ?, ?)", s.id, position, l.id);
-      }
+      this.#putLayers(s.id, s.layers);
       this.#putMemory(s.id, s.memory);
     });
   }
@@ -189,6 +185,22 @@ export class Snapshots {
     return found.map((s) => this.get(s.id) ?? s);
   }
 
+  /** The same for layers of a disk. */
+  replaceLayers(before: readonly LayerRecord[], after: readonly LayerRecord[]): SnapshotRecord[] {
+    const top = before.at(-1);
+    if (!top) return [];
+    const found = this.#db
+      .all("SELECT snapshot FROM snapshot_layers WHERE layer = ? AND position = ?", top.id, before.length - 1)
+      .map((r) => this.get(parseSnapshotId(text(r, "snapshot"))))
+      .filter((s) => s !== undefined)
+      .filter((s) => before.every((l, i) => s.layers[i]?.id === l.id));
+    for (const { id, layers } of found) {
+      this.#db.run("DELETE FROM snapshot_layers WHERE snapshot = ?", id);
+      this.#putLayers(id, [...after, ...layers.slice(before.length)]);
+    }
+    return found.map((s) => this.get(s.id) ?? s);
+  }
+
   /** Snapshots that nothing stands on: no template, no saved snapshot, no checkpoint, no sandbox and no run. */
   unused(): SnapshotRecord[] {
     return this.#db
@@ -212,6 +224,14 @@ export class Snapshots {
       );
       this.#db.run("DELETE FROM snapshots WHERE id = ?", id);
     });
+  }
+
+  #putLayers(id: SnapshotId, list: readonly LayerRecord[]): void {
+    const layers = new Layers(this.#db);
+    for (const [position, l] of list.entries()) {
+      layers.add(l);
+      this.#db.run("INSERT INTO snapshot_layers (snapshot, position, layer) VALUES (?, ?, ?)", id, position, l.id);
+    }
   }
 
   #putMemory(id: SnapshotId, memory: readonly MemoryFileRecord[]): void {
