@@ -16,12 +16,13 @@ export interface BuiltGuest {
   rebuilt: boolean;
 }
 
-/** The Go compiler: `go` of the PATH, else where its installer puts it. */
+/** Where the Go compiler is looked for: the PATH, then where its installer puts it. */
+export const goPath = (): string => `${process.env["PATH"] ?? ""}:/usr/local/go/bin:/usr/lib/go/bin`;
+
 function go(args: readonly string[], options: { cwd: string; env?: NodeJS.ProcessEnv }): string {
-  const path = `${process.env["PATH"] ?? ""}:/usr/local/go/bin:/usr/lib/go/bin`;
   return execFileSync("go", args, {
     cwd: options.cwd,
-    env: { ...process.env, ...options.env, PATH: path },
+    env: { ...process.env, ...options.env, PATH: goPath() },
     encoding: "utf8",
     stdio: ["ignore", "pipe", "inherit"],
   });

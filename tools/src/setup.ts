@@ -6,7 +6,7 @@ import { AenvError, errnoOf } from "@aenv/base";
 import { ensureNodeConfig, readNodeConfig, run, setNodePort } from "@aenv/host";
 import { ensureBaseDisk, ensureKernel, type Kernel, writeBaseManifest } from "@aenv/images";
 import { ensureBase } from "./base.ts";
-import { buildGuest } from "./build-guest.ts";
+import { buildGuest, goPath } from "./build-guest.ts";
 import { RUNTIME } from "./debian-packages.ts";
 import { ensureDebianPackages } from "./debian.ts";
 import { root, runningServer, startServer } from "./node.ts";
@@ -24,7 +24,7 @@ export interface SetupOptions {
 const GUEST_ADDRESS = { address: "169.254.0.21/30", gateway: "169.254.0.22", root: "/dev/vda" };
 async function hasGo(): Promise<boolean> {
   return run("go", ["version"], {
-    env: { PATH: process.env["PATH"] ?? "", HOME: process.env["HOME"] ?? "/root" },
+    env: { PATH: goPath(), HOME: process.env["HOME"] ?? "/root" },
   }).then(
     () => true,
     () => false,
@@ -71,7 +71,7 @@ export function setupSteps(o: SetupOptions, signal: AbortSignal): Step[] {
     },
     {
       name: "guest binary",
-      hint: "The Go build failed: see its output above; Go 1.21 or newer and the Go module proxy are needed.",
+      hint: "The Go build failed: see its output above. It needs the Go module proxy and Go 1.21 or newer, which fetches the one that guest/go.mod names unless GOTOOLCHAIN is local.",
       run: () => {
         const built = buildGuest();
         guestBinary = built.path;
