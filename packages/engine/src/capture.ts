@@ -69,10 +69,7 @@ export async function makeTarget(ctx: Context, run: VmRun, kind: MemoryStrategy[
     state.resources.intent(run.id, "layer", layer);
     state.resources.intent(run.id, "memory", memory);
   });
-  await mkdir(dir, { recursive: true, mode: 0o711 });
-  await mkdir(paths.layerDir(layer), { recursive: true, mode: 0o700 });
-  if (kind !== "none") await mkdir(memoryDir, { recursive: true, mode: 0o711 });
-  return {
+  const target: CaptureTarget = {
     snapshot,
     layer,
     memory,
@@ -83,6 +80,16 @@ export async function makeTarget(ctx: Context, run: VmRun, kind: MemoryStrategy[
     sealAsked: false,
     runEnds: false,
   };
+  try {
+    await mkdir(dir, { recursive: true, mode: 0o711 });
+    await mkdir(paths.layerDir(layer), { recursive: true, mode: 0o700 });
+    if (kind !== "none") await mkdir(memoryDir, { recursive: true, mode: 0o711 });
+  } catch (e) {
+    const full = diskFull(ctx, e);
+    await discardTarget(ctx, run, target);
+    throw full ?? e;
+  }
+  return target;
 }
 
 export interface CapturePlan {
@@ -249,16 +256,16 @@ export async function discardTarget(ctx: Context, run: VmRun, target: CaptureTar
     state.resources.released(run.id, "snapshot");
     state.resources.released(run.id, "memory");
   });
+  let kept = false;
   if (target.sealAsked && !target.runEnds) {
     try {
-      await run.learnLayers();
+      kept = (await run.learnLayers()) && run.layers.some((l) => l.id === target.layer);
     } catch (e) {
       // Its files and its journal entry stay until blockd can be asked: by the next capture, or by the next start.
       ctx.logger.warn({ run: run.id, error: messageOf(e) }, "blockd does not say whether it sealed a disk");
       return;
     }
   }
-  if (target.runEnds || !run.layers.some((l) => l.id === target.layer))
-    await rm(paths.layerDir(target.layer), { recursive: true, force: true });
+  if (!kept) await rm(paths.layerDir(target.layer), { recursive: true, force: true });
   state.surely(() => state.resources.released(run.id, "layer"));
 }

@@ -571,9 +571,12 @@ export class Engine implements AsyncDisposable {
     if (!this.#ctx.state.templates.bySnapshot(sandbox.snapshot.id)) this.#collect();
   }
 
-  /** The last one that ran from a state that nobody keeps takes its files along. */
+  /** The last one that ran from a state that nobody keeps takes its files along, and each the layers of its own disk. */
   #released(run: VmRun): void {
-    if (run.snapshot !== undefined && !this.#ctx.state.templates.bySnapshot(run.snapshot)) this.#collect();
+    const { templates, snapshots } = this.#ctx.state;
+    const template = run.snapshot === undefined ? undefined : templates.bySnapshot(run.snapshot);
+    const kept = template && snapshots.get(template.snapshot);
+    if (!kept || run.layers.length > kept.layers.length) this.#collect();
   }
 
   #collect(): void {

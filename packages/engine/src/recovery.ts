@@ -5,18 +5,7 @@
  */
 import { readdir, rm, stat } from "node:fs/promises";
 import { dirname, join } from "node:path";
-import {
-  AenvError,
-  deadline,
-  errnoOf,
-  messageOf,
-  parseLayerId,
-  parseMemoryId,
-  parseSnapshotId,
-  type RunId,
-  Semaphore,
-  sleep,
-} from "@aenv/base";
+import { AenvError, deadline, errnoOf, messageOf, type RunId, Semaphore, sleep } from "@aenv/base";
 import { isAlive, type ProcIdentity, processes, signalExact } from "@aenv/host";
 import {
   LIFECYCLE,
@@ -29,6 +18,7 @@ import {
 import type { Vm, VmExit, VmHandle } from "@aenv/vmm";
 import type { Context } from "./context.ts";
 import { setEgress } from "./egress.ts";
+import { CAPTURED, removeCaptured } from "./leftovers.ts";
 import { recordLayers, settleAll, VmRun } from "./run.ts";
 
 const ADOPT_DEADLINE_MS = 10_000;
@@ -100,7 +90,7 @@ export async function recover(ctx: Context, signal: AbortSignal): Promise<Recove
     const own = vms.get(disk as RunId)?.candidate.run;
     if (own) {
       // What blockd sealed for a capture that was not finished is part of the disk, and has an owner from here on.
-      layers.set(disk, await recordLayers(ctx, own.id, own.snapshot, refs));
+      layers.set(disk, await recordLayers(ctx, own, refs));
       continue;
     }
     await ctx.blockd.closeDisk(disk, { deleteUpper: true });
@@ -117,7 +107,9 @@ export async function recover(ctx: Context, signal: AbortSignal): Promise<Recove
 
   // Only now: until here another crash would have found all of it in the journal again.
   state.surely(() => {
-    for (const r of state.resources.list()) if (!kept.has(r.run)) state.resources.released(r.run, r.kind);
+    // No capture outlives its server, whether its run does or not.
+    for (const r of state.resources.list())
+      if (!kept.has(r.run) || CAPTURED.has(r.kind)) state.resources.released(r.run, r.kind);
     for (const id of runs.keys()) if (!kept.has(id)) state.runs.remove(id);
   });
 
@@ -305,14 +297,7 @@ async function sweepArtifacts(ctx: Context): Promise<number> {
     await rm(path, { recursive: true, force: true });
     removed++;
   };
-  for (const r of state.resources.list()) {
-    if (r.kind === "snapshot" && !state.snapshots.get(parseSnapshotId(r.name)))
-      await remove(paths.snapshotDir(parseSnapshotId(r.name)));
-    if (r.kind === "memory" && !state.memory.get(parseMemoryId(r.name)))
-      await remove(paths.memoryDir(parseMemoryId(r.name)));
-    if (r.kind === "layer" && !state.layers.get(parseLayerId(r.name)))
-      await remove(paths.layerDir(parseLayerId(r.name)));
-  }
+  removed += await removeCaptured(ctx, state.resources.list());
   const memory = state.memory.list();
   // A folder of a snapshot of an older version holds its memory too, which others may stand on.
   const homes = new Set(memory.map((m) => dirname(m.path)));

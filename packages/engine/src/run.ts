@@ -14,6 +14,7 @@ import { readTail } from "@aenv/host";
 import type { LayerRecord, ResourceKind, RunPurpose, SnapshotRecord } from "@aenv/state";
 import type { Machine, Vm, VmSpec } from "@aenv/vmm";
 import type { Context } from "./context.ts";
+import { CAPTURED, removeCaptured } from "./leftovers.ts";
 import type { Phases } from "./phases.ts";
 import type { GuestPort, LayerPortRef, Slot } from "./ports.ts";
 import type { OwnedResource, Owner } from "./types.ts";
@@ -239,12 +240,13 @@ export class VmRun {
     this.owner = { kind: "sandbox", id: sandbox };
   }
 
-  /** Asks blockd what the disk stands on, and keeps it in the database. */
-  async learnLayers(): Promise<void> {
+  /** Asks blockd what the disk stands on, and keeps it in the database. False: it has no disk any more, or soon not. */
+  async learnLayers(): Promise<boolean> {
     this.#layersKnown = false;
     const disk = (await this.#ctx.blockd.listDisks()).find((d) => d.disk === this.id);
-    if (disk) this.layers = await recordLayers(this.#ctx, this.id, this.snapshot, disk.layers);
+    if (disk) this.layers = await recordLayers(this.#ctx, this, disk.layers);
     this.#layersKnown = true;
+    return disk !== undefined && !this.ended;
   }
 
   /** `layers` is right when this resolves. */
@@ -340,8 +342,14 @@ export class VmRun {
       });
     await free("rundir", () => rm(paths.runDir(this.id), { recursive: true, force: true }));
     await free("datadir", () => rm(paths.dataDir(this.id), { recursive: true, force: true }));
+    // A capture whose end could not be seen to.
+    const captured = state.resources.of(this.id).filter((r) => CAPTURED.has(r.kind));
+    await removeCaptured(this.#ctx, captured).catch((e: unknown) => failures.push(e));
     if (failures.length > 0) throw new AggregateError(failures, failures.map(messageOf).join("; "));
-    state.surely(() => state.runs.remove(this.id));
+    state.surely(() => {
+      for (const { kind } of captured) state.resources.released(this.id, kind);
+      state.runs.remove(this.id);
+    });
     this.#ctx.runs.delete(this.id);
     this.#ctx.released(this);
   }
@@ -375,14 +383,14 @@ function keepLayers(ctx: Context, run: RunId, snapshot: SnapshotId | undefined, 
 /** The layers of a running disk, by what blockd says: those that no snapshot has are recorded as the run's. */
 export async function recordLayers(
   ctx: Context,
-  run: RunId,
-  snapshot: SnapshotId | undefined,
+  run: { id: RunId; snapshot?: SnapshotId | undefined; ended?: boolean },
   refs: readonly LayerPortRef[],
 ): Promise<LayerRecord[]> {
   const { state } = ctx;
+  const { snapshot } = run;
   const known = new Set<string>([
     ...((snapshot === undefined ? undefined : state.snapshots.get(snapshot))?.layers ?? []).map((l) => l.id),
-    ...state.runs.layers(run),
+    ...state.runs.layers(run.id),
   ]);
   const layers = await Promise.all(
     refs.map(
@@ -391,11 +399,12 @@ export async function recordLayers(
     ),
   );
   const found = layers.filter((l) => !known.has(l.id));
-  if (found.length > 0)
+  // What is recorded for a run that has none stays for ever.
+  if (found.length > 0 && !run.ended)
     state.tx(() => {
       for (const l of found) {
         state.layers.add(l);
-        state.runs.addLayer(run, l.id);
+        state.runs.addLayer(run.id, l.id);
       }
     });
   return layers;
