@@ -68,14 +68,15 @@ test("a client with reconnect-delay sees a killed and restarted blockd only as a
   const spec = blockd.spec("d1", 16 * MIB);
   await blockd.client.createDisk(spec);
   // A pattern that differs ends qemu-io's read with an error and exit code 1.
-  const options = `driver=nbd,server.type=unix,server.path=${spec.socketPath},export=disk,reconnect-delay=30`;
+  const options = `driver=nbd,server.type=unix,server.path=${spec.socketPath},export=disk,reconnect-delay=300`;
   const io = spawn("stdbuf", ["-oL", "qemu-io", "--image-opts", options], { stdio: ["pipe", "pipe", "inherit"] });
   let out = "";
   io.stdout.on("data", (d: Buffer) => (out += d.toString()));
   // One line at a time: qemu-io waits for its input to become readable again after each.
   const ask = async (line: string, answer: RegExp): Promise<void> => {
     io.stdin.write(`${line}\n`);
-    await until(() => answer.test(out), io);
+    await until(() => answer.test(out) || /failed/.test(out), io);
+    assert.match(out, answer);
     out = "";
   };
   await ask("write -P 0x5a 0 1M", /wrote 1048576/);

@@ -10,6 +10,11 @@ const MIB = 1024 * 1024;
 const TB_CACHE_MIB = 128;
 /** QEMU itself: code, device models, kernel and initramfs blobs, malloc arenas. */
 const QEMU_BASE_BYTES = 128 * MIB;
+/**
+ * So long a guest waits for a blockd that is down; then its disk fails, which a guest's filesystem does not get over. The
+ * server starts blockd again at once: the rest is for hosts on which that takes long.
+ */
+const DISK_PATIENCE_S = 300;
 /** Thread stacks, TCG regions and malloc arenas per virtual CPU. */
 const PER_VCPU_BYTES = 16 * MIB;
 
@@ -119,7 +124,7 @@ export function qemuArgv(traits: QemuTraits, spec: VmSpec): string[] {
   if (spec.diskSocket !== undefined)
     argv.push(
       "-blockdev",
-      `driver=nbd,node-name=disk0,server.type=unix,server.path=${value(spec.diskSocket)},export=disk,reconnect-delay=30,` +
+      `driver=nbd,node-name=disk0,server.type=unix,server.path=${value(spec.diskSocket)},export=disk,reconnect-delay=${DISK_PATIENCE_S},` +
         "discard=unmap,detect-zeroes=off,cache.direct=off,cache.no-flush=off",
       "-device",
       // The default stops the whole machine when the host's disk is full; the guest is told instead.
