@@ -91,6 +91,7 @@ function cliDocs(): string {
           "`ListedSandbox[]`, `SandboxDetail`, `SandboxMetric[]`, `Template[]`, `TemplateWithBuilds` of the API",
         ],
         ["logs", "`{timestamp, message, level, fields}[]`"],
+        ["port-forward", "`{local, remote}` for each port, once it listens; local is `address:port`"],
         ["exec", "`{exitCode, signal, stdout, stderr}`; signal is a name or null"],
         ["timeout", "`{sandboxID, timeout, endAt}`"],
         ["delete", "`{deleted: id[], missing: id[]}`"],

@@ -18,6 +18,7 @@ export const COMMANDS: readonly Command[] = [
   bind(sandbox.timeout, async () => (await import("./run/sandboxes.ts")).timeout),
   bind(sandbox.metrics, async () => (await import("./run/observe.ts")).metrics),
   bind(sandbox.logs, async () => (await import("./run/observe.ts")).logs),
+  bind(sandbox.portForward, async () => (await import("./run/port-forward.ts")).portForward),
   bind(sandbox.remove, async () => (await import("./run/sandboxes.ts")).remove),
   bind(network.networkSet, async () => (await import("./run/network.ts")).set),
   bind(network.networkShow, async () => (await import("./run/network.ts")).show),

@@ -23,6 +23,20 @@ export const count = z.string().transform((text, context) => {
   return z.NEVER;
 });
 
+const MAX_PORT = 65_535;
+
+/** `PORT`, `LOCAL:PORT` or `:PORT`; `local` 0 is any that is free. */
+export const forward = z.string().transform((text, context) => {
+  const match = /^(?:(\d{0,5}):)?([1-9]\d{0,4})$/.exec(text);
+  const remote = Number(match?.[2]);
+  const local = match?.[1] === undefined ? remote : Number(match[1]);
+  if (match && remote <= MAX_PORT && local <= MAX_PORT) return { local, remote };
+  context.addIssue(
+    `${JSON.stringify(text)} is not a port; write PORT, LOCAL:PORT or :PORT, each from 1 to ${MAX_PORT}`,
+  );
+  return z.NEVER;
+});
+
 /** Repeated KEY=VALUE; undefined when the option was not given. */
 export const pairs = z
   .array(z.string())

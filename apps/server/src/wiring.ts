@@ -272,6 +272,7 @@ function targetAt(route: Route, port: number): Target {
     host: route.host,
     port,
     ...(route.trafficToken === undefined ? {} : { requiredTrafficToken: route.trafficToken }),
+    ...(route.accessToken === undefined ? {} : { accessToken: route.accessToken }),
     ...(port === ENVD_PORT ? {} : ingressAt(route.ingress ?? {}, port)),
   };
 }

@@ -8,6 +8,7 @@ import { BadRequest, framingOf, requestHead } from "./request-head.ts";
 import { type BadRoute, ENVD_PORT, isEnvdInternal, originOf, type Route, Router } from "./route.ts";
 import type { Asleep, EdgeError, Resolve, Target } from "./target.ts";
 import { signatureOf } from "./signature.ts";
+import { RAW_PROTOCOL } from "./tunnel.ts";
 import { sameToken } from "./token.ts";
 import { RunPool } from "./upstream.ts";
 import { answerPreflight, refusedWake } from "./wake.ts";
@@ -227,6 +228,9 @@ class NodeEdge implements Edge, ExchangeHost {
     if (refusal) return this.#answer(req, res, refusal);
     const to = target as Target;
     const { run } = to;
+    const raw = upgrade !== undefined && req.headers.upgrade?.toLowerCase() === RAW_PROTOCOL;
+    const rawRefusal = raw ? refusedRaw(req, route, to) : undefined;
+    if (rawRefusal) return this.#answer(req, res, rawRefusal);
     let head: string;
     let framing: ExchangeRequest["framing"];
     try {
@@ -252,12 +256,13 @@ class NodeEdge implements Edge, ExchangeHost {
       req,
       res,
       route,
-      target: to,
+      target: raw ? { ...to, tls: false } : to,
       pool,
       head,
       framing,
       expectContinue,
       upgrade,
+      raw,
     });
     this.#stats.active++;
     this.#count(route.sandboxId, 1);
@@ -374,6 +379,15 @@ class NodeEdge implements Edge, ExchangeHost {
     for (const pool of this.#pools.values()) idle += pool.idleCount;
     return { ...this.#stats, idle };
   }
+}
+
+/** Raw bytes reach what HTTP does not: only who may do everything in the sandbox gets them, and nobody those of its agent. */
+function refusedRaw(req: IncomingMessage, { sandboxId, port }: Route, { accessToken }: Target): EdgeAnswer | undefined {
+  if (port === ENVD_PORT)
+    return { status: 403, message: "The port of the sandbox's agent speaks HTTP only", sandboxId };
+  if (accessToken === undefined || sameToken(accessToken, req.headers["x-access-token"])) return undefined;
+  const message = "A raw connection needs the access token of the sandbox in the x-access-token header";
+  return { status: 403, message, sandboxId };
 }
 
 function refusalOf({ error, message }: EdgeError, sandboxId: string): EdgeAnswer {

@@ -13,7 +13,7 @@ import {
 } from "./response-head.ts";
 import type { Route } from "./route.ts";
 import type { Target } from "./target.ts";
-import { startTunnel } from "./tunnel.ts";
+import { RAW_PROTOCOL, startTunnel } from "./tunnel.ts";
 import type { ConnectionUser, GuestConnection, RunPool } from "./upstream.ts";
 
 /** What an exchange tells its edge. */
@@ -37,6 +37,8 @@ export interface ExchangeRequest {
   head: string;
   framing: RequestFraming;
   expectContinue: boolean;
+  /** An upgrade that we answer ourselves: bytes pass from then on, the guest sees no HTTP. */
+  raw: boolean;
   /** Set for an upgrade: the client's socket and what it sent ahead. */
   upgrade: { socket: Socket; head: Buffer } | undefined;
 }
@@ -47,6 +49,18 @@ const IDEMPOTENT = new Set(["GET", "HEAD", "OPTIONS", "TRACE", "PUT", "DELETE"])
 const CONTINUE = 100;
 const EARLY_HINTS = 103;
 const SWITCHING = 101;
+
+/** What we answer to the client of a raw connection. */
+const RAW_HEAD: ResponseHead = {
+  status: SWITCHING,
+  reason: "",
+  headers: [],
+  framing: { kind: "none" },
+  reusable: false,
+  keepAliveMs: undefined,
+  upgrade: RAW_PROTOCOL,
+  hasDate: false,
+};
 
 type Phase = "connecting" | "waiting" | "head" | "body" | "tunnel" | "done";
 
@@ -100,6 +114,7 @@ export class Exchange implements ConnectionUser {
 
   #send(): void {
     const c = this.#connection as GuestConnection;
+    if (this.r.raw) return;
     if (this.r.framing.kind === "none") {
       this.#requestSent = true;
       this.#host.later(() => {
@@ -141,7 +156,8 @@ export class Exchange implements ConnectionUser {
   // --- connection
 
   connected(): void {
-    if (this.#phase === "connecting") this.#waiting();
+    if (this.r.raw) this.#switch(RAW_HEAD, Buffer.alloc(0));
+    else if (this.#phase === "connecting") this.#waiting();
   }
 
   drained(): void {

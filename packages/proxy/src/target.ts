@@ -8,6 +8,8 @@ export interface Target {
   port: number;
   /** When set, every port but envd's wants it in the `e2b-traffic-access-token` header. */
   requiredTrafficToken?: string;
+  /** Who has it may open raw connections to ports (`Upgrade: aenv-tcp`); absent where the sandbox is open to everybody. */
+  accessToken?: string;
   /** The Host header that the server in the sandbox sees, instead of the client's. */
   maskHost?: string;
   /** The server in the sandbox speaks TLS, with whatever certificate. */

@@ -2,6 +2,7 @@ import assert from "node:assert/strict";
 import { randomBytes } from "node:crypto";
 import { once } from "node:events";
 import { test, type TestContext } from "node:test";
+import { setImmediate as turn } from "node:timers/promises";
 import { WebSocket, WebSocketServer } from "ws";
 import { event, fixture, gone, httpGuest, ID, RawClient, rawGuest } from "./testing.ts";
 
@@ -194,4 +195,55 @@ test("either side's abrupt end is the other's reset", LIMIT, async (t) => {
   two.client.socket.resetAndDestroy();
   await closed;
   assert.equal(f.edge.stats().active, 0);
+});
+
+test(
+  "a raw connection passes bytes as they are, each half on its own, for who has the access token",
+  LIMIT,
+  async (t) => {
+    const f = await fixture(t);
+    const port = await rawGuest(t, (s) => {
+      s.write("banner ");
+      s.on("data", (d: Buffer) => s.write(d));
+      s.on("end", () => s.end(" bye"));
+    });
+    const refusing = await rawGuest(t, (s) => s.destroy());
+    f.setTarget((_id, p) => ({ run: "r1", host: "127.0.0.1", port: p, accessToken: "secret" }));
+    const head = (p: number, token: string): string =>
+      `GET / HTTP/1.1\r\nHost: ${f.host(p)}\r\nX-Access-Token: ${token}\r\nConnection: Upgrade\r\nUpgrade: aenv-tcp\r\n\r\n`;
+    const client = new RawClient(f.port, `${head(port, "secret")}\0early`);
+    await client.until("early");
+    client.socket.write(Buffer.from([1, 2, 255]));
+    await client.until("\x01\x02\xff");
+    client.socket.end();
+    await client.until(" bye");
+    assert.match(client.text, /^HTTP\/1\.1 101 [^]*\r\nUpgrade: aenv-tcp\r\n\r\nbanner \0early/);
+    assert.equal(await client.closed, undefined);
+
+    for (const [p, token, status] of [
+      [port, "wrong", 403],
+      [49_983, "secret", 403],
+      [1, "secret", 502],
+    ] as const) {
+      const refused = new RawClient(f.port, head(p, token));
+      await refused.until("}");
+      assert.match(refused.text, new RegExp(`^HTTP/1\\.1 ${status} `));
+      refused.socket.destroy();
+    }
+    const cut = new RawClient(f.port, head(refusing, "secret"));
+    await cut.closed;
+    while (f.edge.stats().active > 0) await turn();
+  },
+);
+
+test("a raw connection is reset when its run ends", LIMIT, async (t) => {
+  const f = await fixture(t);
+  const port = await rawGuest(t, (s) => void s.write("up"));
+  const client = new RawClient(
+    f.port,
+    `GET / HTTP/1.1\r\nHost: ${f.host(port)}\r\nConnection: Upgrade\r\nUpgrade: aenv-tcp\r\n\r\n`,
+  );
+  await client.until("up");
+  f.edge.endRun("r1");
+  assert.equal((await client.closed)?.code, "ECONNRESET");
 });

@@ -3,6 +3,9 @@ import { resetSocket } from "./answer.ts";
 import type { ResponseHead } from "./response-head.ts";
 import type { GuestConnection } from "./upstream.ts";
 
+/** In the Upgrade header of a client that wants the bytes of a port and no HTTP. */
+export const RAW_PROTOCOL = "aenv-tcp";
+
 /**
  * After 101: bytes both ways, each half closed on its own, no time limit. `done` is called once, when both are gone.
  */

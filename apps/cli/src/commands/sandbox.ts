@@ -1,6 +1,6 @@
 import * as z from "zod";
 import { defineCommand } from "../define.ts";
-import { count, flag, pairs, sandboxId, seconds, text } from "../values.ts";
+import { count, flag, forward, pairs, sandboxId, seconds, text } from "../values.ts";
 
 const id = { schema: sandboxId, about: "Sandbox id.", complete: "sandbox" } as const;
 const user = { schema: text.optional(), value: "NAME", about: "User in the sandbox.", short: "u" } as const;
@@ -221,6 +221,27 @@ export const logs = defineCommand({
       about: "This level and above.",
     },
     search: { schema: text.optional(), value: "TEXT", about: "Only entries with this text." },
+  },
+});
+
+export const portForward = defineCommand({
+  name: "sandbox port-forward",
+  short: "port-forward",
+  group: "Sandboxes",
+  about: "Reach ports of a sandbox at ports of this machine",
+  details: [
+    "Any protocol over TCP, through the node's API address; works for every port of the sandbox but that of its agent. PORT takes the same port here, LOCAL:PORT another one, :PORT a free one. It goes on until Ctrl-C; a connection to a port on which nothing listens in the sandbox is closed, others go on.",
+  ],
+  examples: [
+    { run: "aenv port-forward ID 8080", about: "The sandbox's port 8080 at 127.0.0.1:8080" },
+    { run: "aenv port-forward ID 15432:5432 :6379", about: "Two ports, the second at a free one" },
+  ],
+  positionals: {
+    id,
+    ports: { schema: z.array(forward), variadic: true, about: "Ports to forward.", label: "[LOCAL:]PORT" },
+  },
+  options: {
+    address: { schema: text.default("127.0.0.1"), value: "ADDRESS", about: "Where to listen. Default 127.0.0.1." },
   },
 });
 
