@@ -15,6 +15,10 @@ const DIAL_MS = 30_000;
 const KEEP_ALIVE_MS = 60_000;
 /** Questions of one guest that are being answered at once. */
 const MAX_QUESTIONS = 100;
+/** Connections of one guest: each takes two descriptors, and guests share them. */
+const MAX_CONNECTIONS = 512;
+/** Refusals of one guest that are logged in a while; it can make as many as it likes. */
+const LOGGED = { most: 20, everyMs: 60_000 } as const;
 
 interface Guest {
   readonly address: string;
@@ -22,6 +26,9 @@ interface Guest {
   readonly pins: Pins;
   readonly connections: Set<Connection>;
   questions: number;
+  /** Refusals since `loggedSince`. */
+  refusals: number;
+  loggedSince: number;
 }
 
 interface Connection {
@@ -73,7 +80,15 @@ export class EgressGateway {
     const judge = new Judge(policy);
     if (!guest) {
       const pins = new Pins(this.#o.now);
-      this.#guests.set(address, { address, judge, pins, connections: new Set(), questions: 0 });
+      this.#guests.set(address, {
+        address,
+        judge,
+        pins,
+        connections: new Set(),
+        questions: 0,
+        refusals: 0,
+        loggedSince: 0,
+      });
       return;
     }
     const before = guest.judge;
@@ -123,7 +138,8 @@ export class EgressGateway {
     socket.on("error", () => {});
     const { remoteAddress = "", localAddress: address = "", localPort: port = 0 } = socket;
     const guest = this.#guests.get(remoteAddress);
-    if (!guest || this.#denied(address)) return void socket.resetAndDestroy();
+    if (!guest || this.#denied(address) || guest.connections.size >= MAX_CONNECTIONS)
+      return void socket.resetAndDestroy();
     const c: Connection = { socket };
     guest.connections.add(c);
     socket.once("close", () => {
@@ -153,7 +169,7 @@ export class EgressGateway {
     const { judge } = guest;
     const verdict = judge.verdict(subject, c.own);
     if (verdict === "refuse") {
-      this.#o.logger.info({ guest: guest.address, ...subject }, "refused");
+      this.#noteRefusal(guest, subject);
       return cut(c);
     }
     if (verdict !== "relay") {
@@ -169,6 +185,15 @@ export class EgressGateway {
     if (first.length > 0) upstream.write(first);
     c.joined = true;
     join(socket, upstream);
+  }
+
+  #noteRefusal(guest: Guest, subject: Subject): void {
+    const now = this.#o.now();
+    if (now - guest.loggedSince > LOGGED.everyMs) {
+      guest.loggedSince = now;
+      guest.refusals = 0;
+    }
+    if (guest.refusals++ < LOGGED.most) this.#o.logger.info({ guest: guest.address, ...subject }, "refused");
   }
 
   /** Whether the address is the name's, as far as we told this guest or would tell it now. */

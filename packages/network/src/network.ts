@@ -22,7 +22,9 @@ import {
 } from "./types.ts";
 
 /** Small, so that the first of many waiters does not wait for the last. */
-const BATCH = 32;
+const BATCH = 16;
+/** Batches at once: most of the time of one passes in waiting for the kernel. */
+const LANES = 3;
 
 /** Half of what a connection's mark can be: the gateway's connections have the other. New slots have epoch 1. */
 const MAX_EPOCH = 2 ** 31;
@@ -66,7 +68,8 @@ export class Network {
   #target = 0;
   /** How many free slots the last ensure() asked for: kept ready from then on. */
   #spare = 0;
-  #working: Promise<void> | undefined;
+  /** Batches under way. */
+  readonly #lanes = new Set<Promise<void>>();
   #uplinks: string[] = [];
   #closed = false;
   /** What an earlier run left has been looked at. */
@@ -166,7 +169,7 @@ export class Network {
     this.#spare = count;
     this.#target = count;
     this.#kick();
-    await abortable(this.#working ?? Promise.resolve(), signal);
+    await abortable(this.idle(), signal);
     if (this.#free.length < Math.min(count, this.#free.length + this.#room()))
       throw new AenvError("UNAVAILABLE", "network slots could not be made", { hint: "Read the server log." });
   }
@@ -367,7 +370,7 @@ export class Network {
 
   /** Resolves when no slot is being made or reset. */
   async idle(): Promise<void> {
-    while (this.#working) await this.#working;
+    while (this.#lanes.size > 0) await Promise.all(this.#lanes);
   }
 
   /** Lets running work end and leaves everything in the kernel, for the next server. */
@@ -376,7 +379,7 @@ export class Network {
     this.#target = 0;
     this.#spare = 0;
     for (const w of this.#waiters.splice(0)) w.reject(new AenvError("CANCELLED", "the network was closed"));
-    await this.#working;
+    await this.idle();
   }
 
   /** Removes everything of the instance from the kernel, used slots included. */
@@ -425,10 +428,14 @@ export class Network {
   }
 
   #kick(): void {
-    this.#working ??= this.#work().finally(() => {
-      this.#working = undefined;
-      if (this.#dirty.length > 0 || this.#missing() > 0) this.#kick();
-    });
+    while (this.#lanes.size < LANES && (this.#dirty.length > 0 || this.#missing() > 0)) {
+      const lane = this.#work().finally(() => {
+        this.#lanes.delete(lane);
+        this.#kick();
+        if (this.#lanes.size === 0) this.#target = 0;
+      });
+      this.#lanes.add(lane);
+    }
   }
 
   /** How many new slots are wanted and allowed. */
@@ -449,7 +456,6 @@ export class Network {
       if (dirty.length + fresh.length === 0) break;
       await this.#renew(dirty, fresh);
     }
-    this.#target = 0;
   }
 
   #reserve(count: number): Entry[] {
