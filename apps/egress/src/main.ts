@@ -5,6 +5,7 @@
 import { mkdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { createServer } from "node:net";
 import { join } from "node:path";
+import { createSecureContext, getCACertificates } from "node:tls";
 import { parseArgs } from "node:util";
 import { EgressGateway, listenDns, Names, obey, systemLookup, Transformer } from "@aenv/egress";
 import { issue } from "@aenv/names";
@@ -61,6 +62,10 @@ const control = createServer((s) => obey(s, gateway, { ...ports, uid }));
 rmSync(socket, { force: true });
 process.umask(0o077);
 await new Promise<void>((resolve) => control.listen(socket, resolve));
+
+// Node reads the files of authorities when it first needs them, and then it may not any more.
+getCACertificates("default");
+createSecureContext();
 
 // Everything that needs root is open; guests' bytes are read without it.
 process.setgroups?.([]);
