@@ -29,7 +29,12 @@ export function benchPackages(args: readonly string[]): string[] {
 }
 
 /** What the tests need on top. */
-export const TEST: readonly string[] = ["cpio", "python3-venv", ...new Set(Object.values(BENCH).flat())];
+export const TEST: readonly string[] = [
+  "cpio",
+  "docker-registry",
+  "python3-venv",
+  ...new Set(Object.values(BENCH).flat()),
+];
 
 /** Packages that are taken from <release>-backports where the release's own version is older than `version`. */
 export const NEWER: Readonly<Record<string, { version: string; why: string }>> = {

@@ -83,6 +83,27 @@ test("what one node published another fetches and starts; layers stay in the sto
   assert.deepEqual(readdirSync(join(three.home, "exchange")), []);
 });
 
+test("a snapshot of a secured sandbox starts on another node, whose tokens are others; what it made goes on from there", async () => {
+  await using one = await World.make();
+  await using two = await World.make();
+  const config = { store: join(one.home, "store") };
+  const [a, b] = [await one.start({ config }), await two.start({ config })];
+  await addTemplate(one, a, "tools");
+  const { sandboxId } = await a.engine.create({ template: "tools", timeoutMs: 60_000, secure: true }, signal);
+  await a.engine.snapshot(sandboxId, { name: "kept" }, signal);
+  const token = one.inits.at(-1)?.body.accessToken;
+  assert.ok(token !== undefined && token !== "");
+  const id = await published(one, a, "kept");
+  assert.equal((await over(b, await b.engine.exchange.fetch(id, undefined, signal))).state, "done");
+  const launched = two.inits.length;
+  await b.engine.create({ template: "kept", timeoutMs: 60_000, secure: true }, signal);
+  assert.equal(two.inits[launched]?.currentToken, token);
+  assert.equal(b.state.getSetting(`captured-token ${id}`), token);
+  await b.engine.templates.delete("kept");
+  for (const s of b.engine.list().items) await b.engine.kill(s.sandboxId);
+  await until(() => b.state.getSetting(`captured-token ${id}`) === undefined, "nothing of it is kept");
+});
+
 test("a fetch that breaks leaves no template, and what it left goes", async () => {
   await using one = await World.make();
   await using two = await World.make();

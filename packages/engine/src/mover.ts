@@ -58,6 +58,8 @@ const movedSchema = z.object({
     envVars: z.record(z.string(), z.string()),
   }),
   envdVersion: z.string().max(64),
+  /** What the captured guest's agent still asks for. Its memory holds it, too. */
+  token: z.string().max(256).optional(),
   createdAt: z.number().int(),
 });
 type Moved = z.infer<typeof movedSchema>;
@@ -97,8 +99,10 @@ export class Mover {
     using held = new DisposableStack();
     for (const { id } of [snapshot, ...snapshot.layers, ...snapshot.memory]) held.use(this.#store.hold(id));
     const { machine, memory, layers, defaults, diskBytes, deviceCrc, envdVersion, cause, createdAt } = snapshot;
+    const token = this.#ctx.tokens.captured(snapshot);
     const record: Moved = {
       v: 1,
+      ...(token === undefined ? {} : { token }),
       name: template.name,
       cause,
       machine: { vcpus: machine.vcpus, memoryBytes: machine.memoryBytes, cmdline: machine.cmdline },
@@ -154,7 +158,9 @@ export class Mover {
       const record = await fetcher.all(moved);
       o.signal.throwIfAborted();
       state.durable(() => {
-        if (!state.snapshots.get(snapshotId)) state.snapshots.add(record);
+        if (state.snapshots.get(snapshotId)) return;
+        state.snapshots.add(record);
+        if (moved.token !== undefined) this.#ctx.tokens.keepCaptured(snapshotId, moved.token);
       });
     }
     const now = this.#ctx.clock.now();

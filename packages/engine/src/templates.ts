@@ -133,6 +133,7 @@ export class TemplateStore {
       for (const s of state.snapshots.unused()) {
         if (this.#ctx.holds.has(s.id)) continue;
         state.snapshots.remove(s.id);
+        this.#ctx.tokens.forgetCaptured(s.id);
         free.files.push(s.devicePath, paths.manifest(s.id));
         free.folders.push(paths.snapshotDir(s.id));
       }

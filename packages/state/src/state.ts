@@ -147,16 +147,23 @@ export class State implements Disposable {
     }
   }
 
+  /** Undefined where it was never put. */
+  getSetting(key: string): string | undefined {
+    const row = this.#db.get("SELECT value FROM settings WHERE key = ?", key);
+    return row && text(row, "value");
+  }
+
+  /** Unknown is fine. */
+  removeSetting(key: string): void {
+    this.#db.run("DELETE FROM settings WHERE key = ?", key);
+  }
+
   /** The setting, made by `make` the first time. */
   setting(key: string, make: () => string): string {
-    const stored = (): string | undefined => {
-      const row = this.#db.get("SELECT value FROM settings WHERE key = ?", key);
-      return row && text(row, "value");
-    };
-    const known = stored();
+    const known = this.getSetting(key);
     if (known !== undefined) return known;
     return this.#db.tx(() => {
-      const other = stored();
+      const other = this.getSetting(key);
       if (other !== undefined) return other;
       const value = make();
       this.putSetting(key, value);
