@@ -334,15 +334,15 @@ describe("with a registry of any behaviour", () => {
         assert.equal(url.searchParams.get("scope"), "repository:app:pull");
         assert.equal(url.searchParams.get("service"), "s");
         assert.equal(req.headers.authorization, BASIC);
-        return void res.end(JSON.stringify({ token: "t1", expires_in: 300 }));
-      }
-      if (url.pathname.startsWith("/elsewhere")) return void res.end(JSON.stringify(manifest));
-      if (req.headers.authorization !== "Bearer t1") {
+        res.end(JSON.stringify({ token: "t1", expires_in: 300 }));
+      } else if (url.pathname.startsWith("/elsewhere")) res.end(JSON.stringify(manifest));
+      else if (req.headers.authorization === "Bearer t1") {
+        res.writeHead(307, { location: `http://localhost:${host.split(":")[1]}/elsewhere` });
+        res.end();
+      } else {
         res.writeHead(401, { "www-authenticate": `Bearer realm="http://${host}/token",service="s"` });
-        return void res.end();
+        res.end();
       }
-      res.writeHead(307, { location: `http://localhost:${host.split(":")[1]}/elsewhere` });
-      res.end();
     };
     const c = client({ credentials: () => Promise.resolve({ username: "user", password: "secret" }) });
     for (let i = 0; i < 2; i++) await c.manifest(parseReference(`${host}/app`), signal);
