@@ -29,7 +29,7 @@ const (
 
 	hooksDir = "/etc/aenv"
 	// All hooks of a phase together; what still runs then is killed.
-	hooksLimit = 10 * time.Second
+	hooksLimit = 20 * time.Second
 	// The last bytes of what a hook wrote are reported.
 	hookOutput = 2 << 10
 	// How long the output is read of processes that a hook left behind.

@@ -5,9 +5,9 @@ import type { VmRun } from "./run.ts";
 import type { Sandbox } from "./sandbox.ts";
 
 /** An agent under emulation on a busy machine; a few ms alone. */
-const ANSWER_MS = 10_000;
-/** The guest gives the hooks of a phase 10 s together. */
-const HOOKS_DEADLINE_MS = 20_000;
+const ANSWER_MS = 20_000;
+/** The guest gives the hooks of a phase 20 s together. */
+const HOOKS_DEADLINE_MS = 45_000;
 
 /**
  * The programs that a guest keeps for this moment. One that fails, or a guest that does not answer, is an event of the

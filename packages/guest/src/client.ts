@@ -141,7 +141,7 @@ export class GuestClient {
   }
 
   /**
-   * Runs the guest's hooks of a phase, one after the other; those that fail are in the result. The guest gives them 10 s
+   * Runs the guest's hooks of a phase, one after the other; those that fail are in the result. The guest gives them 20 s
    * together. DEADLINE where it does not begin to answer within `answerMs`.
    */
   async hooks(

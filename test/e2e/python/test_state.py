@@ -90,8 +90,9 @@ class States(unittest.TestCase):
             Sandbox.fork(sandbox.sandbox_id)
 
     def test_paused_at_its_end_and_woken_by_use(self):
-        sandbox = self.create(timeout=2, lifecycle={"on_timeout": "pause", "auto_resume": True})
+        sandbox = self.create(lifecycle={"on_timeout": "pause", "auto_resume": True})
         sandbox.files.write("file", "kept")
+        sandbox.set_timeout(1)
         eventually(lambda: sandbox.get_info().state == SandboxState.PAUSED)
         self.assertFalse(sandbox.is_running())
         self.assertEqual(sandbox.get_info().state, SandboxState.PAUSED)

@@ -297,12 +297,15 @@ test(
   "at the end of its time a sandbox that is to be paused is paused, again and again, and loses nothing",
   LIMIT,
   async (t) => {
-    const sandbox = await sandboxFor(t, { timeoutMs: 3000, lifecycle: { onTimeout: "pause" } });
-    const paused = (): Promise<unknown> => eventually(async () => (await sandbox.getInfo()).state === "paused");
+    const sandbox = await sandboxFor(t, { lifecycle: { onTimeout: "pause" } });
+    const paused = async (): Promise<void> => {
+      await sandbox.setTimeout(500);
+      await eventually(async () => (await sandbox.getInfo()).state === "paused");
+    };
     await sandbox.files.write("log", "0\n");
     await paused();
     for (let round = 1; round <= 2; round++) {
-      const again = await Sandbox.connect(sandbox.sandboxId, { ...connection, timeoutMs: 3000 });
+      const again = await Sandbox.connect(sandbox.sandboxId, connection);
       await again.commands.run(`echo ${round} >> log`);
       await paused();
     }
