@@ -365,7 +365,12 @@ export class Engine implements AsyncDisposable {
     this.#assertOpen();
     checkLifetime(options.timeoutMs, this.#ctx.config.maxTimeoutMs);
     const rooms = { store: this.#store, creator: this.#creator, registry: this.#registry };
-    return await fork(this.#ctx, rooms, this.#visible(id), options, signal);
+    try {
+      return await fork(this.#ctx, rooms, this.#visible(id), options, signal);
+    } finally {
+      // The state was held until now: nobody may stand on it any more.
+      this.#collect();
+    }
   }
 
   /** The state of a running or paused sandbox, to rewind to; the sandbox goes on. */

@@ -1,5 +1,5 @@
 /**
- * Every step of pause, resume, snapshot, checkpoint, fork and rewind fails once, and the server dies once at every step:
+ * Every step of pause, resume, snapshot, checkpoint, fork and rewind fails once, and the server or the VMs die once at it:
  * the sandbox is in the state before or after, with what it had in memory, and nothing is left over.
  */
 import assert from "node:assert/strict";
@@ -14,7 +14,8 @@ const [AT_CHECKPOINT, NOW] = [2, 5];
 
 class Fault {
   at: string | undefined;
-  kind: "fail" | "park" = "fail";
+  kind: "fail" | "park" | "kill" = "fail";
+  kill: () => Promise<void> = async () => {};
   readonly seen = new Set<string>();
   readonly reached = Promise.withResolvers<void>();
 
@@ -24,6 +25,7 @@ class Fault {
     // Once: what is undone or tried again goes its way.
     this.at = undefined;
     this.reached.resolve();
+    if (this.kind === "kill") return this.kill();
     if (this.kind === "park") return new Promise(() => {});
     throw new Error(`fault at ${name}`);
   };
@@ -190,6 +192,23 @@ for (const [name, op] of Object.entries(OPS)) {
       }
       await op.run(life, id);
       assert.equal(await memoryOf(life, id), op.after);
+      await assertNothingLeft(world, life, empty);
+    });
+
+    test(`VMs that die at ${at} of ${name}: the sandbox is as before, as after, or over, and nothing is left`, async () => {
+      await using world = await World.make();
+      const { life, fault, id, empty } = await scene(world, op);
+      fault.at = at;
+      fault.kind = "kill";
+      fault.kill = async () => {
+        for (const run of world.vmms.alive) await life.driver.crash(run);
+      };
+      await op.run(life, id).catch(() => {});
+      assert.equal(fault.at, undefined, "the fault came");
+      const { state } = life.state.sandboxes.get(id) ?? {};
+      // One without a VM of its own is not hurt by the death of others.
+      if (op.paused) assert.ok(state === "paused" || state === "running" || state === "gone", state);
+      if (state === "paused") assert.equal(await memoryOf(life, id), op.paused ? NOW : op.after);
       await assertNothingLeft(world, life, empty);
     });
 

@@ -5,7 +5,7 @@ import { once } from "node:events";
 import { chmod, mkdir, mkdtemp, readdir, rm } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join, resolve } from "node:path";
-import { type Logger, mib, sleep, systemClock } from "@aenv/base";
+import { type Logger, mib, type SandboxId, sleep, systemClock } from "@aenv/base";
 import { BlockdClient } from "@aenv/block";
 import { Engine, type EngineConfigInput, type LayerFile } from "@aenv/engine";
 import { GuestClient } from "@aenv/guest";
@@ -20,6 +20,7 @@ const root = resolve(import.meta.dirname, "../../..");
 const never = new AbortController().signal;
 const POLL_MS = 20;
 const SLOTS = 64;
+const SCRIPT_MS = 120_000;
 
 const warnings: Logger = {
   debug: () => {},
@@ -27,6 +28,30 @@ const warnings: Logger = {
   warn: (fields, message) => console.error("warn:", message, JSON.stringify(fields)),
   error: (fields, message) => console.error("error:", message, JSON.stringify(fields)),
 };
+
+export const HOUR = 3_600_000;
+const spares = { low: 0, high: 0 };
+/** Without spares: what is there belongs to a sandbox. */
+export const CONFIG: Partial<EngineConfigInput> = {
+  pool: { pinned: [], watermarks: { hot: spares, prepared: spares }, perTemplate: {} },
+};
+export type Operation = "pause" | "resume" | "snapshot" | "fork" | "rewind";
+
+/** What the script prints, in the sandbox; it must end well. */
+export async function sh(engine: Engine, id: SandboxId, script: string, user = "user"): Promise<string> {
+  const route = engine.route(id);
+  if (!route) throw new Error(`sandbox ${id} does not run`);
+  const { host, accessToken } = route;
+  const guest = new GuestClient({ host, ...(accessToken === undefined ? {} : { accessToken }) });
+  try {
+    const command = { cmd: "/bin/bash", args: ["-c", script], user };
+    const { exitCode, stdout, stderr } = await guest.exec(command, AbortSignal.timeout(SCRIPT_MS));
+    if (exitCode !== 0) throw new Error(`${script} ended with ${exitCode}: ${stderr}`);
+    return stdout.trim();
+  } finally {
+    guest.close();
+  }
+}
 
 /** One life of the server. */
 export interface Life {
@@ -40,14 +65,15 @@ export interface Life {
 
 export class TestNode implements AsyncDisposable {
   readonly home: string;
-  readonly instance = randomBytes(2).toString("hex");
+  readonly instance: string;
   readonly cgroups = new Cgroups();
   readonly #children = new Map<"blockd" | "vmd", ChildProcess>();
   #life: Life | undefined;
   #manifest: BaseManifest | undefined;
 
-  private constructor(home: string) {
+  private constructor(home: string, instance = randomBytes(2).toString("hex")) {
     this.home = home;
+    this.instance = instance;
   }
 
   /** `parent`: where its data folder is made. */
@@ -60,6 +86,11 @@ export class TestNode implements AsyncDisposable {
     await node.startChild("blockd");
     await node.startChild("vmd");
     return node;
+  }
+
+  /** The node that another process made: only for its engine. */
+  static attach(home: string, instance: string): TestNode {
+    return new TestNode(home, instance);
   }
 
   get runRoot(): string {
