@@ -147,7 +147,7 @@ class Bench implements AsyncDisposable {
 
   async collect(): Promise<void> {
     for (const m of this.state.memory.unused()) {
-      if (this.holds.has(m.id)) continue;
+      if (this.holds.spares(m.id)) continue;
       this.state.memory.remove(m.id);
       await rm(dirname(m.path), { recursive: true });
     }

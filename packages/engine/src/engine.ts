@@ -182,6 +182,7 @@ export class Engine implements AsyncDisposable {
     const paths = new Paths(config.home, config.instance, config.runRoot);
     takeOwnership(deps.state);
     const logger = deps.logger;
+    let freed = (): void => {};
     const ctx: Context = {
       ...ports,
       config,
@@ -193,7 +194,7 @@ export class Engine implements AsyncDisposable {
       memory: deps.memory ?? new MemoryWorkers(),
       runs: new Map(),
       freeBytes,
-      holds: new Holds(),
+      holds: new Holds(() => freed()),
       captured: () => {},
       launched: () => {},
       released: () => {},
@@ -205,6 +206,7 @@ export class Engine implements AsyncDisposable {
     const { survivors } = await recover(ctx, new AbortController().signal);
     const engine = new Engine(ctx);
     ctx.released = (run) => engine.#released(run);
+    freed = () => engine.#collect();
     ctx.captured = (s) => engine.#compactor.captured(s);
     ctx.launched = (s, injected) => engine.#compactor.launched(s, injected);
     for (const s of survivors) {
@@ -365,12 +367,7 @@ export class Engine implements AsyncDisposable {
     this.#assertOpen();
     checkLifetime(options.timeoutMs, this.#ctx.config.maxTimeoutMs);
     const rooms = { store: this.#store, creator: this.#creator, registry: this.#registry };
-    try {
-      return await fork(this.#ctx, rooms, this.#visible(id), options, signal);
-    } finally {
-      // The state was held until now: nobody may stand on it any more.
-      this.#collect();
-    }
+    return await fork(this.#ctx, rooms, this.#visible(id), options, signal);
   }
 
   /** The state of a running or paused sandbox, to rewind to; the sandbox goes on. */

@@ -131,19 +131,19 @@ export class TemplateStore {
     const free = { files: [] as string[], folders: [] as string[], trees: [] as string[] };
     state.tx(() => {
       for (const s of state.snapshots.unused()) {
-        if (this.#ctx.holds.has(s.id)) continue;
+        if (this.#ctx.holds.spares(s.id)) continue;
         state.snapshots.remove(s.id);
         this.#ctx.tokens.forgetCaptured(s.id);
         free.files.push(s.devicePath, paths.manifest(s.id));
         free.folders.push(paths.snapshotDir(s.id));
       }
       for (const l of state.layers.unused()) {
-        if (this.#ctx.holds.has(l.id) || this.#imported.has(l.id)) continue;
+        if (this.#ctx.holds.spares(l.id) || this.#imported.has(l.id)) continue;
         state.layers.remove(l.id);
         free.trees.push(paths.layerDir(l.id));
       }
       for (const m of state.memory.unused()) {
-        if (this.#ctx.holds.has(m.id)) continue;
+        if (this.#ctx.holds.spares(m.id)) continue;
         state.memory.remove(m.id);
         free.files.push(m.path);
         free.folders.push(dirname(m.path));
