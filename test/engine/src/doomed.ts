@@ -17,10 +17,10 @@ const operations: Record<Operation, (engine: Engine, id: SandboxId) => Promise<u
   rewind: (e, s) => e.rewind(s, "cp", {}, signal),
 };
 
-const engine = await TestNode.attach(home, instance).open(CONFIG, (step) => {
+const engine = await TestNode.attach(home, instance).open(CONFIG, async (step) => {
   if (step !== at) return;
   console.log("reached");
-  return new Promise(() => {});
+  await new Promise(() => {});
 });
 await operations[operation as Operation](engine, id as SandboxId);
 console.log("done");

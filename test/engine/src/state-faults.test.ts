@@ -34,12 +34,12 @@ const ALIVE = `kill -0 $(cat /dev/shm/pid); a=$(wc -l < /dev/shm/open)
   while [ $(wc -l < /dev/shm/open) = $a ]; do sleep 0.1; done; echo on`;
 
 /** Sums of what it has at its checkpoint "cp", and of what it has now. */
-async function make(): Promise<{ id: SandboxId; then: string; now: string }> {
+async function make(): Promise<{ id: SandboxId; past: string; now: string }> {
   const { sandboxId: id } = await engine.create({ template: "base", timeoutMs: HOUR }, signal);
-  const then = await sh(engine, id, START);
+  const past = await sh(engine, id, START);
   await engine.checkpoint(id, { name: "cp" }, signal);
   const now = await sh(engine, id, `head -c 1000000 /dev/urandom >> ~/data; date > /dev/shm/data; sync; ${SUMS}`);
-  return { id, then, now };
+  return { id, past, now };
 }
 
 async function assertWell(id: SandboxId, sums: readonly string[]): Promise<void> {
@@ -83,7 +83,7 @@ const SERVER_DEATHS: readonly (readonly [Operation, string])[] = [
 
 for (const [operation, at] of SERVER_DEATHS)
   test(`kill -9 of the server at ${at} of ${operation}`, LIMIT, async () => {
-    const { id, then, now } = await make();
+    const { id, past, now } = await make();
     if (operation === "resume") await engine.pause(id, {}, signal);
     await node.closeLife();
     const args = [join(import.meta.dirname, "doomed.ts"), node.home, node.instance, operation, id, at];
@@ -101,9 +101,9 @@ for (const [operation, at] of SERVER_DEATHS)
       await ended;
       await open();
     }
-    await assertWell(id, operation === "rewind" ? [then, now] : [now]);
+    await assertWell(id, operation === "rewind" ? [past, now] : [now]);
     await engine.rewind(id, "cp", {}, signal);
-    assert.equal(await sh(engine, id, SUMS), then);
+    assert.equal(await sh(engine, id, SUMS), past);
     await assertNothingLeft();
   });
 
@@ -137,7 +137,7 @@ for (const [name, at, operation] of [
   ["vmd", "stop:before", "pause"],
 ] as const)
   test(`kill -9 of ${name} at ${at} of ${operation}`, LIMIT, async () => {
-    const { id, then, now } = await make();
+    const { id, past, now } = await make();
     if (operation === "resume") await engine.pause(id, {}, signal);
     let back: Promise<void> | undefined;
     const kill = async (): Promise<void> => {
@@ -152,11 +152,11 @@ for (const [name, at, operation] of [
     }[operation];
     const failure = await killedAt(at, kill, run);
     await back;
-    await assertWell(id, operation === "rewind" && failure === undefined ? [then] : [now]);
+    await assertWell(id, operation === "rewind" && failure === undefined ? [past] : [now]);
     // The same, undisturbed.
     if (operation === "resume") await engine.pause(id, {}, signal);
     await run();
-    await assertWell(id, operation === "rewind" ? [then] : [now]);
+    await assertWell(id, operation === "rewind" ? [past] : [now]);
     await engine.deleteSnapshot("kept");
     await assertNothingLeft();
   });
@@ -168,7 +168,7 @@ for (const [operation, at] of [
   ["rewind", "init:before"],
 ] as const)
   test(`kill -9 of the new VMM at ${at} of ${operation}: all is as before, and the next one works`, LIMIT, async () => {
-    const { id, then, now } = await make();
+    const { id, past, now } = await make();
     if (operation === "resume") await engine.pause(id, {}, signal);
     const { state } = engine.get(id);
     const known = pids();
@@ -182,7 +182,7 @@ for (const [operation, at] of [
     assert.equal(engine.get(id).state, state);
     await assertWell(id, [now]);
     await run();
-    await assertWell(id, operation === "resume" ? [now] : [then]);
+    await assertWell(id, operation === "resume" ? [now] : [past]);
     await assertNothingLeft();
   });
 
