@@ -104,9 +104,29 @@ function onClientError(e: NodeJS.ErrnoException, socket: Duplex): void {
   rawError(socket, wireError(new AenvError("INVALID_ARGUMENT", what)));
 }
 
+/** Pages of any origin may use the API: who calls is known by the key in a header, which no browser adds by itself. */
+const CORS = {
+  "access-control-allow-origin": "*",
+  "access-control-expose-headers": "x-next-token, x-total-running, x-request-id, retry-after",
+};
+const PREFLIGHT = {
+  "access-control-allow-methods": "GET, POST, PUT, PATCH, DELETE",
+  "access-control-allow-headers": "*, authorization",
+  "access-control-max-age": "86400",
+};
+
+function isPreflight({ method, headers }: FastifyRequest): boolean {
+  return method === "OPTIONS" && headers.origin !== undefined && headers["access-control-request-method"] !== undefined;
+}
+
 function addHooks(app: FastifyInstance, deps: AppDeps): void {
   app.addHook("onRequest", (request, reply, done) => {
     reply.header("x-request-id", request.id);
+    if (request.headers.origin !== undefined) reply.headers(CORS);
+    if (isPreflight(request)) {
+      reply.code(204).headers(PREFLIGHT).send();
+      return;
+    }
     // Whatever a client calls its body, this API reads JSON; fastify refuses some names before a parser sees the body.
     const { stream } = request.routeOptions.config as { stream?: boolean };
     request.raw.headers["content-type"] = stream === true ? STREAM_TYPE : "application/json";

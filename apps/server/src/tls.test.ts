@@ -300,6 +300,27 @@ test("what is neither HTTP nor TLS gets 400, a handshake that breaks off hurts n
   assert.equal((await https(n, "localhost", "/health")).status, 200);
 });
 
+test("an upgraded connection passes bytes both ways over TLS", LIMIT, async (t) => {
+  const guest = createServer().on("upgrade", (_req, socket) => {
+    socket.write("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n");
+    socket.pipe(socket);
+  });
+  await new Promise<void>((resolve) => guest.listen(0, "127.0.0.1", resolve));
+  t.after(() => guest.close());
+  const n = await node(t, echo);
+  const host = `${(guest.address() as AddressInfo).port}-${ID}.localhost`;
+  const client = connectTls({ ...here(n, host), ALPNProtocols: ["http/1.1"] });
+  client.write(`GET / HTTP/1.1\r\nHost: ${host}\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n`);
+  const [head] = (await once(client, "data")) as [Buffer];
+  assert.match(head.toString(), /^HTTP\/1\.1 101 /);
+  client.write("there and back");
+  const [back] = (await once(client, "data")) as [Buffer];
+  assert.equal(back.toString(), "there and back");
+  const closed = once(client, "close");
+  client.end();
+  await closed;
+});
+
 test("closing the node ends idle connections, those that never said a word and those of HTTP/2", LIMIT, async (t) => {
   const n = await node(t, echo);
   const silent = connectTcp(n.port, "127.0.0.1");

@@ -10,13 +10,17 @@ export interface FrontOptions {
   api: RequestListener;
   /** A request body for the API must have arrived within this (default 60 s); bodies for sandboxes have no limit of time. */
   apiBodyMs?: number;
+  /** A client must send its request head within this, and first its TLS handshake (default 30 s). */
+  headMs?: number;
   /** With it the port speaks TLS too, HTTP/2 included. */
   tls?: TlsSource;
   logger?: Logger;
 }
 
-/** A client must send its request head within this; bodies and responses have no limit of time. */
-const HEADERS_TIMEOUT_MS = 30_000;
+/** Bodies and responses have no limit of time. */
+const HEAD_MS = 30_000;
+/** How often node looks for heads that are late: at its default of 30 s they would have twice their time. */
+const CHECK_MS = 5000;
 const API_BODY_MS = 60_000;
 /** Above what clients keep idle connections for (undici 4 s, nginx 60 s): they close first, so no request meets a close. */
 const CLIENT_IDLE_MS = 75_000;
@@ -44,10 +48,18 @@ function limitBody(req: IncomingMessage, ms: number): void {
 }
 
 /** The node's public server: sandbox traffic to the edge, the rest to the API. */
-export function createFrontServer({ edge, api, apiBodyMs = API_BODY_MS, tls, logger }: FrontOptions): Server {
+export function createFrontServer({
+  edge,
+  api,
+  apiBodyMs = API_BODY_MS,
+  headMs = HEAD_MS,
+  tls,
+  logger,
+}: FrontOptions): Server {
   const server = createServer({
     maxHeaderSize: MAX_HEADER_BYTES,
-    headersTimeout: HEADERS_TIMEOUT_MS,
+    headersTimeout: headMs,
+    connectionsCheckingInterval: Math.min(CHECK_MS, headMs),
     requestTimeout: 0,
     keepAliveTimeout: CLIENT_IDLE_MS,
     noDelay: true,
@@ -71,7 +83,7 @@ export function createFrontServer({ edge, api, apiBodyMs = API_BODY_MS, tls, log
   });
   server.on("upgrade", (req: IncomingMessage, socket, head: Buffer) => edge.upgrade(req, socket as Socket, head));
   if (tls) {
-    const limits = { handshakeMs: HEADERS_TIMEOUT_MS, idleMs: CLIENT_IDLE_MS };
+    const limits = { handshakeMs: headMs, idleMs: CLIENT_IDLE_MS };
     answerTls(server, { source: tls, logger: logger ?? silentLogger, ...limits });
   }
   return server;

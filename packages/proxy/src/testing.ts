@@ -88,6 +88,7 @@ export async function fixture(
     edge?: Partial<EdgeOptions>;
     api?: RequestListener;
     apiBodyMs?: number;
+    headMs?: number;
     tls?: TlsSource;
   } = {},
 ): Promise<Fixture> {
@@ -104,6 +105,7 @@ export async function fixture(
     edge,
     api: options.api ?? ((_req, res) => void res.end("api")),
     ...(options.apiBodyMs === undefined ? {} : { apiBodyMs: options.apiBodyMs }),
+    ...(options.headMs === undefined ? {} : { headMs: options.headMs }),
     ...(options.tls === undefined ? {} : { tls: options.tls }),
   });
   track(t, server);

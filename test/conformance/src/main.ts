@@ -10,6 +10,9 @@ const root = join(import.meta.dirname, "../../..");
 const cache = join(root, ".cache/conformance");
 const clients = join(import.meta.dirname, "../clients");
 
+/** Registries and proxies are the user's. */
+const env = process.env as Record<string, string>;
+
 const VERSIONS = { js: ["2.45.0", "2.51.0", "newest"], python: ["2.45.1", "newest"] } as const;
 type Language = keyof typeof VERSIONS;
 /** By row; or that nothing could be run. */
@@ -34,25 +37,27 @@ async function install(language: Language, wanted: string): Promise<{ dir: strin
   if (existsSync(join(dir, "done"))) return { dir, version };
   await run("mkdir", ["-p", dir]);
   if (language === "js") {
-    await run("npm", ["install", "--no-fund", "--no-audit", "--loglevel=error", "--prefix", dir, `e2b@${version}`]);
+    await run("npm", ["install", "--no-fund", "--no-audit", "--loglevel=error", "--prefix", dir, `e2b@${version}`], {
+      env,
+    });
   } else {
-    await run("python3", ["-m", "venv", dir]);
-    await run(join(dir, "bin/pip"), ["-q", "install", `e2b==${version}`]);
+    await run("python3", ["-m", "venv", dir], { env });
+    await run(join(dir, "bin/pip"), ["-q", "install", `e2b==${version}`], { env });
   }
   await run("touch", [join(dir, "done")]);
   return { dir, version };
 }
 
 async function newest(language: Language): Promise<string> {
-  if (language === "js") return (await run("npm", ["view", "e2b", "version"])).stdout.trim();
-  const { stdout } = await run("python3", ["-m", "pip", "index", "versions", "e2b"]);
+  if (language === "js") return (await run("npm", ["view", "e2b", "version"], { env })).stdout.trim();
+  const { stdout } = await run("python3", ["-m", "pip", "index", "versions", "e2b"], { env });
   return /\(([^)]+)\)/.exec(stdout)?.[1] ?? "";
 }
 
 async function ask(language: Language, dir: string): Promise<Column> {
   const [cmd, args] = client(language, dir);
-  const env = { PATH: process.env["PATH"] ?? "", HOME: "/nonexistent", ...connection() };
-  const child = spawn(cmd, args, { env, stdio: ["ignore", "pipe", "inherit"] });
+  const plain = { PATH: process.env["PATH"] ?? "", HOME: "/nonexistent", ...connection() };
+  const child = spawn(cmd, args, { env: plain, stdio: ["ignore", "pipe", "inherit"] });
   let text = "";
   child.stdout.setEncoding("utf8").on("data", (d: string) => (text += d));
   const code = await new Promise((resolve, reject) => child.on("close", resolve).on("error", reject));
