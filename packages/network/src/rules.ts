@@ -321,10 +321,12 @@ export function policyRules(instance: string, policy: EgressPolicy, epoch: numbe
 const cidrs = (list: readonly string[] | undefined): string[] =>
   mergeCidrs((list ?? []).map(parseCidr)).map(formatCidr);
 
+const UNREACHABLE = "counter reject with icmp type admin-prohibited";
+
 const refuse = (what: string): string[] => [
   `${what}ct state established meta l4proto tcp counter reject with tcp reset`,
   // A program in the guest learns at once that it may not, instead of waiting for its own timeout.
-  `${what}counter reject with icmp type admin-prohibited`,
+  `${what}${UNREACHABLE}`,
 ];
 
 /** Questions for names that go elsewhere than their guest sent them, before the policy judges them. */
@@ -373,6 +375,11 @@ function reachLines(policy: EgressPolicy): string[] {
   // Nothing that a proxy cannot carry leaves past it.
   if (policy.proxy) return ["meta l4proto tcp jump gate", ...refuse("")];
   if ((policy.transforms ?? []).length > 0)
-    return ["meta l4proto tcp ct original proto-dst 443 jump gate", "jump pass"];
+    return [
+      "meta l4proto tcp ct original proto-dst 443 jump gate",
+      // HTTP/3 would go past the transforms; clients fall back to TCP.
+      `meta l4proto udp ct original proto-dst 443 ${UNREACHABLE}`,
+      "jump pass",
+    ];
   return ["jump pass"];
 }
