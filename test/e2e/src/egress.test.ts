@@ -1,7 +1,7 @@
 /** A sandbox and the internet, which here is a network namespace with sites, a resolver and an authority of its own. */
 import assert from "node:assert/strict";
 import { type ChildProcessWithoutNullStreams, spawn } from "node:child_process";
-import { mkdtempSync, openSync, readFileSync, rmSync, writeFileSync } from "node:fs";
+import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { createInterface } from "node:readline";
@@ -9,7 +9,7 @@ import { after, before, test } from "node:test";
 import { run } from "@aenv/host";
 import { issue, makeAuthority } from "@aenv/names";
 import type { Sandbox } from "e2b";
-import { api, eventually, home, sandboxFor, url } from "./node.ts";
+import { api, eventually, ownedPid, sandboxFor, serverPid, startServer, url } from "./node.ts";
 
 const LIMIT = { timeout: 300_000 };
 const repo = join(import.meta.dirname, "../../..");
@@ -70,34 +70,12 @@ async function makeInternet(): Promise<void> {
   await eventually(async () => done.size === orders.length);
 }
 
-const serverPid = (): number => (JSON.parse(readFileSync(join(home, "server.json"), "utf8")) as { pid: number }).pid;
-
-async function gatewayPid(): Promise<number> {
-  const report = (await (await api("GET", "/v1/doctor")).json()) as {
-    resources: { kind: string; name: string; owner: string | null }[];
-  };
-  return Number(report.resources.find((r) => r.kind === "process" && r.owner === "node (egress)")?.name);
-}
-
 /** The node with other variables; its gateway is started anew with them. */
 async function restart(env: Record<string, string>): Promise<void> {
-  const [former, gateway] = [serverPid(), await gatewayPid()];
+  const [former, gateway] = [serverPid(), await ownedPid("node (egress)")];
   process.kill(former, "SIGKILL");
   process.kill(gateway, "SIGKILL");
-  const log = openSync(join(home, "log/server.log"), "a");
-  spawn(process.execPath, [join(repo, "apps/server/src/main.ts"), "--home", home], {
-    detached: true,
-    cwd: "/",
-    stdio: ["ignore", log, log],
-    env: { ...process.env, ...env },
-  }).unref();
-  await eventually(async () => {
-    const ok = await fetch(`${url}/health`).then(
-      (r) => r.ok,
-      () => false,
-    );
-    return ok && serverPid() !== former;
-  });
+  await startServer(former, env);
 }
 
 before(async () => {

@@ -1,5 +1,7 @@
 /** The node under test: `npm test` starts one and names it in the environment. */
-import { readFileSync } from "node:fs";
+import assert from "node:assert/strict";
+import { spawn } from "node:child_process";
+import { existsSync, openSync, readFileSync } from "node:fs";
 import { request } from "node:http";
 import { join } from "node:path";
 import type { TestContext } from "node:test";
@@ -10,6 +12,8 @@ function required(name: string): string {
   if (!value) throw new Error(`${name} is not set: run these tests with npm test, or export it for a node of yours`);
   return value;
 }
+
+const repo = join(import.meta.dirname, "../../..");
 
 export const url = required("AENV_TEST_URL");
 export const home = required("AENV_TEST_HOME");
@@ -77,4 +81,37 @@ export async function eventually<T>(probe: () => Promise<T | undefined | false>)
     if (value !== undefined && value !== false) return value;
     await new Promise((resolve) => setTimeout(resolve, 50));
   }
+}
+
+/** 0 while none has described itself. */
+export function serverPid(): number {
+  const file = join(home, "server.json");
+  return existsSync(file) ? (JSON.parse(readFileSync(file, "utf8")) as { pid: number }).pid : 0;
+}
+
+export async function ownedPid(owner: string): Promise<number> {
+  const report = (await (await api("GET", "/v1/doctor")).json()) as {
+    resources: { kind: string; name: string; owner: string | null }[];
+  };
+  const found = report.resources.find((r) => r.kind === "process" && r.owner === owner);
+  assert.ok(found, `no process of ${owner}`);
+  return Number(found.name);
+}
+
+/** With more variables than this process has. Resolves when a server other than `former` has described itself and answers. */
+export async function startServer(former: number, env: Record<string, string> = {}): Promise<void> {
+  const log = openSync(join(home, "log/server.log"), "a");
+  spawn(process.execPath, [join(repo, "apps/server/src/main.ts"), "--home", home], {
+    detached: true,
+    cwd: "/",
+    stdio: ["ignore", log, log],
+    env: { ...process.env, ...env },
+  }).unref();
+  await eventually(async () => {
+    const ok = await fetch(`${url}/health`).then(
+      (r) => r.ok,
+      () => false,
+    );
+    return ok && ![0, former].includes(serverPid());
+  });
 }

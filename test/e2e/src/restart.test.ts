@@ -1,45 +1,11 @@
 import assert from "node:assert/strict";
-import { spawn } from "node:child_process";
-import { existsSync, openSync, readFileSync, rmSync } from "node:fs";
+import { readFileSync, rmSync } from "node:fs";
 import { join } from "node:path";
 import { test } from "node:test";
 import type { Sandbox } from "e2b";
-import { api, eventually, home, sandboxFor, url } from "./node.ts";
+import { api, eventually, home, ownedPid, sandboxFor, serverPid, startServer } from "./node.ts";
 
 const LIMIT = { timeout: 300_000 };
-const repo = join(import.meta.dirname, "../../..");
-
-/** 0 while none has described itself. */
-function serverPid(): number {
-  const file = join(home, "server.json");
-  return existsSync(file) ? (JSON.parse(readFileSync(file, "utf8")) as { pid: number }).pid : 0;
-}
-
-async function ownedPid(owner: string): Promise<number> {
-  const report = (await (await api("GET", "/v1/doctor")).json()) as {
-    resources: { kind: string; name: string; owner: string | null }[];
-  };
-  const found = report.resources.find((r) => r.kind === "process" && r.owner === owner);
-  assert.ok(found, `no process of ${owner}`);
-  return Number(found.name);
-}
-
-/** Resolves when a server other than `former` has described itself and answers. */
-async function startServer(former: number): Promise<void> {
-  const log = openSync(join(home, "log/server.log"), "a");
-  spawn(process.execPath, [join(repo, "apps/server/src/main.ts"), "--home", home], {
-    detached: true,
-    cwd: "/",
-    stdio: ["ignore", log, log],
-  }).unref();
-  await eventually(async () => {
-    const ok = await fetch(`${url}/health`).then(
-      (r) => r.ok,
-      () => false,
-    );
-    return ok && ![0, former].includes(serverPid());
-  });
-}
 
 /** Of the server before; resolves when it is gone. */
 async function endServer(signal: NodeJS.Signals): Promise<number> {
