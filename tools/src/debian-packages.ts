@@ -19,6 +19,7 @@ export const BENCH: Readonly<Record<string, readonly string[]>> = {
   exec: ["podman"],
   nbd: ["fio", "libnbd-bin", "qemu-utils"],
   layers: ["fio", "libnbd-bin"],
+  remote: ["fio", "qemu-utils"],
 };
 
 /** The packages of the benchmark that a command line names; of all of them for `all`, of none for an unknown name. */

@@ -62,9 +62,14 @@ export class BenchBlockd implements AsyncDisposable {
     this.#client = client;
   }
 
-  static async start(children: Children, dir: string, signal: AbortSignal): Promise<BenchBlockd> {
+  static async start(
+    children: Children,
+    dir: string,
+    signal: AbortSignal,
+    more: readonly string[] = [],
+  ): Promise<BenchBlockd> {
     const control = join(dir, "blockd.sock");
-    const args = ["--socket", control, "--state", join(dir, "state"), "--log", join(dir, "blockd.log")];
+    const args = ["--socket", control, "--state", join(dir, "state"), "--log", join(dir, "blockd.log"), ...more];
     children.start(process.execPath, [BLOCKD, ...args]);
     const client = new BlockdClient(control);
     for (let i = 0; ; i++) {
