@@ -1,41 +1,25 @@
 /** Pause, resume, snapshot and fork on real parts: what is in the guest goes on, exactly. */
 import assert from "node:assert/strict";
+import { copyFile, readFile, rename, rm, stat, truncate, writeFile } from "node:fs/promises";
 import { after, before, test } from "node:test";
-import type { SandboxId } from "@aenv/base";
-import type { Engine, EngineConfigInput, SandboxView } from "@aenv/engine";
-import { GuestClient } from "@aenv/guest";
-import { TestNode } from "./node.ts";
+import { AenvError, type SandboxId } from "@aenv/base";
+import type { Engine, SandboxView } from "@aenv/engine";
+import { CONFIG, HOUR, sh as run, TestNode } from "./node.ts";
 
 const signal = new AbortController().signal;
-const HOUR = 3_600_000;
-const NO_SPARES: Partial<EngineConfigInput> = {
-  pool: { pinned: [], watermarks: { hot: { low: 0, high: 0 }, prepared: { low: 0, high: 0 } }, perTemplate: {} },
-};
 
 let node: TestNode;
 let engine: Engine;
 before(async () => {
   node = await TestNode.make();
-  engine = await node.open(NO_SPARES);
+  engine = await node.open(CONFIG);
   await node.buildTemplate("base", await node.baseLayer());
 });
 after(() => node[Symbol.asyncDispose]());
 
 const create = (template = "base"): Promise<SandboxView> => engine.create({ template, timeoutMs: HOUR }, signal);
 
-async function sh(id: SandboxId, script: string, user = "user"): Promise<string> {
-  const route = engine.route(id);
-  assert.ok(route, `sandbox ${id} runs`);
-  const { host, accessToken } = route;
-  const guest = new GuestClient({ host, ...(accessToken === undefined ? {} : { accessToken }) });
-  try {
-    const result = await guest.exec({ cmd: "/bin/bash", args: ["-c", script], user }, AbortSignal.timeout(60_000));
-    assert.equal(result.exitCode, 0, result.stderr);
-    return result.stdout.trim();
-  } finally {
-    guest.close();
-  }
-}
+const sh = (id: SandboxId, script: string, user?: string): Promise<string> => run(engine, id, script, user);
 
 /** A process that counts, with an open file and data in memory; prints the checksums of both. */
 const START = `
@@ -144,6 +128,56 @@ test("a sandbox returns to its checkpoints in place: memory, processes and files
     nodes.flatMap((n) => n.names),
     ["base", "first", "second"],
   );
+  await engine.kill(sandboxId);
+});
+
+test("a state with a damaged file is refused with the file's name and what to do, and resumes when it is whole again", async () => {
+  const { sandboxId } = await create();
+  const facts = await sh(sandboxId, START);
+  await engine.pause(sandboxId, {}, signal);
+  const { snapshotId } = await engine.lineage(sandboxId);
+  const snapshot = node.life.state.snapshots.get(snapshotId);
+  const [flat, delta] = [snapshot?.memory[0]?.path, snapshot?.memory.at(-1)?.path];
+  const layer = snapshot?.layers.at(-1)?.path;
+  assert.ok(snapshot && flat !== undefined && delta !== undefined && layer !== undefined && delta !== flat);
+  const flip = (at: (size: number) => number) => async (path: string) => {
+    const bytes = await readFile(path);
+    bytes.writeUInt8(bytes.readUInt8(at(bytes.length)) ^ 0x40, at(bytes.length));
+    await writeFile(path, bytes);
+  };
+  const cut = async (path: string): Promise<void> => truncate(path, Math.floor((await stat(path)).size / 2));
+  const damage: [path: string, hurt: (path: string) => Promise<void>][] = [
+    [delta, flip((size) => Math.floor(size / 2))],
+    [delta, flip((size) => size - 50)],
+    [delta, cut],
+    [delta, (path) => truncate(path, 0)],
+    [delta, (path) => rm(path)],
+    [snapshot.devicePath, flip((size) => Math.floor(size / 2))],
+    [snapshot.devicePath, cut],
+    [snapshot.devicePath, (path) => rm(path)],
+    [layer, flip(() => 20)],
+    [layer, cut],
+    [layer, (path) => rm(path)],
+    [flat, cut],
+    [flat, (path) => rm(path)],
+  ];
+  for (const [path, hurt] of damage) {
+    const kept = `${path}.kept`;
+    await rename(path, kept);
+    await copyFile(kept, path);
+    await hurt(path);
+    await assert.rejects(engine.connect(sandboxId, HOUR, signal), (e) => {
+      assert.ok(e instanceof AenvError && e.code === "CORRUPT", String(e));
+      assert.ok(e.message.includes(path), e.message);
+      assert.ok(e.hint.length > 0);
+      return true;
+    });
+    assert.equal(engine.get(sandboxId).state, "paused");
+    await rename(kept, path);
+  }
+  await engine.connect(sandboxId, HOUR, signal);
+  assert.equal(await sh(sandboxId, CHECK), facts);
+  assert.equal(await sh(sandboxId, ALIVE), "on");
   await engine.kill(sandboxId);
 });
 
