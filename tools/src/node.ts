@@ -40,8 +40,19 @@ export async function startServer(home: string, signal: AbortSignal): Promise<Ru
     });
     child.unref();
     let ended: string | undefined;
-    child.on("exit", (code, sig) => (ended = sig ?? `exit code ${code}`));
-    child.on("error", (e) => (ended = e.message));
+    const end = Promise.withResolvers<void>();
+    const onEnd = (why: string): void => {
+      ended = why;
+      end.resolve();
+    };
+    child.on("exit", (code, sig) => onEnd(sig ?? `exit code ${code}`));
+    child.on("error", (e) => onEnd(e.message));
+    await using undo = new AsyncDisposableStack();
+    undo.defer(async () => {
+      // Given up: it may not have written down yet who it is, so that nobody else could find it.
+      child.kill("SIGUSR2");
+      await end.promise;
+    });
     const until = performance.now() + START_TIMEOUT_MS;
     while (performance.now() < until) {
       if (ended !== undefined) {
@@ -50,7 +61,10 @@ export async function startServer(home: string, signal: AbortSignal): Promise<Ru
         });
       }
       const server = runningServer(home);
-      if (server?.pid === child.pid && server && (await healthy(server.port))) return server;
+      if (server?.pid === child.pid && server && (await healthy(server.port))) {
+        undo.move();
+        return server;
+      }
       await sleep(50, signal);
     }
     throw new AenvError(

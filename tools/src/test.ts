@@ -25,6 +25,11 @@ interface Counts {
 }
 const total: Counts = { passed: 0, failed: 0 };
 
+/** Ctrl-C ends the tests, never the clean-up after them. */
+const interrupted = new AbortController();
+for (const name of ["SIGINT", "SIGTERM", "SIGHUP"] as const)
+  process.on(name, () => interrupted.abort(new Error(`interrupted by ${name}`)));
+
 /** Runs a command with its output on the terminal; node's own test summaries in it are added to the total. */
 function show(
   title: string,
@@ -33,9 +38,12 @@ function show(
   env: Record<string, string> = {},
   cwd = root,
 ): Promise<boolean> {
+  if (interrupted.signal.aborted) return Promise.resolve(false);
   console.log(`\n=== ${title}`);
   return new Promise((resolve, reject) => {
     const child = spawn(cmd, args, { cwd, env: { ...process.env, ...env }, stdio: ["ignore", "pipe", "inherit"] });
+    const end = (): boolean => child.kill("SIGTERM");
+    interrupted.signal.addEventListener("abort", end, { once: true });
     let rest = "";
     child.stdout.on("data", (d: Buffer) => {
       process.stdout.write(d);
@@ -48,7 +56,10 @@ function show(
       }
     });
     child.on("error", reject);
-    child.on("close", (code) => resolve(code === 0));
+    child.on("close", (code) => {
+      interrupted.signal.removeEventListener("abort", end);
+      resolve(code === 0);
+    });
   });
 }
 
@@ -113,7 +124,7 @@ const must = (good: boolean): void => {
   ok &&= good;
 };
 
-const steps = setupSteps({ home, port: await freePort(), packages: TEST }, new AbortController().signal);
+const steps = setupSteps({ home, port: await freePort(), packages: TEST }, interrupted.signal);
 // The node and its template are the last two steps: the tests of the packages need neither.
 const nodeSteps = steps.splice(-2);
 const prepared = await runSteps([...steps, pythonStep, s3Step]);
@@ -151,5 +162,6 @@ console.log("\n=== taking the node down");
 must(await down(home, true));
 await rm(home, { recursive: true, force: true });
 console.log(`\n${total.passed} passed, ${total.failed} failed`);
-if (!ok && total.failed === 0) console.log("A step outside the tests failed: see FAIL or FAILED above.");
-process.exit(ok ? 0 : 1);
+if (interrupted.signal.aborted) console.log("Interrupted: not all tests were run.");
+else if (!ok && total.failed === 0) console.log("A step outside the tests failed: see FAIL or FAILED above.");
+process.exit(interrupted.signal.aborted ? 130 : ok ? 0 : 1);
