@@ -13,6 +13,7 @@ import {
   DEFAULT_LIMITS,
   type EgressPolicy,
   type Finding,
+  type Gateway,
   type GuestLimits,
   type NetworkOptions,
   type Slot,
@@ -71,6 +72,7 @@ export class Network {
   /** Batches under way. */
   readonly #lanes = new Set<Promise<void>>();
   #uplinks: string[] = [];
+  #gateway: Gateway | undefined;
   #closed = false;
   /** What an earlier run left has been looked at. */
   #swept = false;
@@ -81,6 +83,7 @@ export class Network {
     this.#logger = options.logger;
     this.#destinations = destinations;
     this.#limits = { ...DEFAULT_LIMITS, ...options.limits };
+    this.#gateway = options.gateway;
   }
 
   /** Installs the node's rules and takes stock. Needs root. */
@@ -113,7 +116,7 @@ export class Network {
 
   async #start(): Promise<void> {
     await host.openTunToVmms(this.#logger);
-    const { gateway } = this.#options;
+    const gateway = this.#gateway;
     if (gateway) {
       const { open, block, deny, dns } = this.#destinations;
       const denied = alwaysDenied(open, [block, ...deny]).map(formatCidr);
@@ -128,7 +131,19 @@ export class Network {
       this.#entries.set(index, { plan: planSlot(this.#instance, index), state: "unclaimed" });
   }
 
+  /** Where the kernel cannot hand connections to the gateway, the node works without one. */
   async #installRules(): Promise<void> {
+    try {
+      await this.#putRules();
+    } catch (e) {
+      if (!this.#gateway) throw e;
+      this.#gateway = undefined;
+      await this.#putRules();
+      this.#logger.error({ error: messageOf(e) }, "no egress by domain, proxy or transform on this host");
+    }
+  }
+
+  async #putRules(): Promise<void> {
     const { limit } = this.#options;
     const flows = host.connectionsPerSlot(await host.conntrackMax(), limit, this.#limits.connections);
     const rules = nodeRules({
@@ -136,7 +151,7 @@ export class Network {
       ...this.#destinations,
       uplinks: this.#uplinks,
       flowsPerSlot: flows,
-      ...(this.#options.gateway ? { gateway: this.#options.gateway.place } : {}),
+      ...(this.#gateway ? { gateway: this.#gateway.place } : {}),
     });
     await run("nft", ["-f", "-"], { input: rules });
   }
@@ -239,7 +254,7 @@ export class Network {
     delete entry.change;
     if (!entry.gated) return;
     delete entry.gated;
-    await this.#options.gateway
+    await this.#gateway
       ?.setPolicy(entry.plan.hostIp, undefined)
       .catch((e: unknown) => this.#logger.warn({ error: messageOf(e) }, "the gateway was not told of a slot's end"));
   }
@@ -265,10 +280,12 @@ export class Network {
     const entry = this.#entries.get(slot.index);
     const notOurs = new AenvError("CONFLICT", `network slot ${slot.index} is not in this owner's hands`);
     if (entry?.state !== "used" || entry.slot !== slot) return Promise.reject(notOurs);
-    const { gateway } = this.#options;
+    const gateway = this.#gateway;
     if (needsGateway(policy) && !gateway)
       return Promise.reject(
-        new AenvError("INVALID_ARGUMENT", "this node has no egress gateway: no domains, proxy or transforms"),
+        new AenvError("INVALID_ARGUMENT", "this node has no egress gateway: no domains, proxy or transforms", {
+          hint: "Use addresses and CIDRs only. Where the kernel lacks nft_tproxy, modprobe nft_tproxy and a restart of the node help.",
+        }),
       );
     const dns = {
       resolvers: this.#options.dns,
@@ -296,7 +313,7 @@ export class Network {
   /** Removes every slot of this instance that is neither owned nor in the pool. */
   async sweep(): Promise<SweepReport> {
     const owned = [...this.#entries.values()].filter((e) => e.state === "used");
-    await this.#options.gateway
+    await this.#gateway
       ?.retain(owned.map((e) => e.plan.hostIp))
       // One that is away knows of nobody when it is back.
       .catch((e: unknown) => this.#logger.warn({ error: messageOf(e) }, "the egress gateway was not told who is left"));
@@ -337,6 +354,13 @@ export class Network {
     const { id } = this.#instance;
     const wanted = this.#limits.connections;
     const found = await checkNetwork({ ...this.#options, instance: id, block: this.block, connections: wanted });
+    if (this.#options.gateway && !this.#gateway)
+      found.push({
+        severity: "warning",
+        subject: "egress gateway",
+        problem: "this host's kernel cannot hand connections to it: no rules by domain, no proxies, no transforms",
+        fix: "modprobe nft_tproxy, then restart the node.",
+      });
     found.push(...(await this.#freeLeaked()));
     if (await rulesInPlace(id)) return found;
     await this.#installRules();

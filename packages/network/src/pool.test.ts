@@ -272,6 +272,29 @@ test("two instances keep out of each other's addresses and of the host's routes"
   }
 });
 
+test("where the kernel cannot hand connections to the gateway, a node works without one and says so", async () => {
+  const gateway = {
+    // No kernel takes this port.
+    place: { tcpPort: 70_000, dnsPort: 20_001, uid: 199_999 },
+    configure: async () => {},
+    setPolicy: async () => assert.fail("the gateway was told of a slot"),
+    retain: async () => {},
+  };
+  const network = await Network.open(options({ gateway }));
+  try {
+    const slot = await network.acquire();
+    await network.setPolicy(slot, { allowInternet: false, allow: ["9.9.9.9"] });
+    await assert.rejects(network.setPolicy(slot, { allowInternet: false, domains: ["a.test"] }), {
+      code: "INVALID_ARGUMENT",
+      message: /gateway/,
+    });
+    assert.ok((await network.check()).some((f) => f.subject === "egress gateway" && f.severity === "warning"));
+  } finally {
+    await network.destroy();
+  }
+  assert.deepEqual(await leftovers(), []);
+});
+
 test("wrong options are refused by name", async () => {
   for (const [wrong, message] of [
     [{ instance: "FE02" }, /4 hex digits/],
