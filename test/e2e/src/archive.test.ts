@@ -27,7 +27,7 @@ test("a snapshot is exported, deleted, imported and started: memory, processes a
   assert.equal(archive.status, 200);
   assert.equal(archive.headers.get("content-type"), "application/x-tar");
   assert.ok(archive.body);
-  await pipeline(Readable.fromWeb(archive.body as Parameters<typeof Readable.fromWeb>[0]), createWriteStream(path));
+  await pipeline(Readable.fromWeb(archive.body), createWriteStream(path));
   await source.kill();
   assert.equal((await api("DELETE", `/templates/${name}`)).status, 204);
   const send = (file: string): Promise<Response> =>
@@ -36,7 +36,7 @@ test("a snapshot is exported, deleted, imported and started: memory, processes a
       headers: { "X-API-KEY": apiKey, "content-type": "application/x-tar" },
       body: Readable.toWeb(createReadStream(file)) as ReadableStream,
       duplex: "half",
-    } as RequestInit);
+    });
   const imported = await send(path);
   assert.equal(imported.status, 201, await imported.clone().text());
   t.after(() => api("DELETE", `/templates/${name}`));
