@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { randomBytes } from "node:crypto";
 import { existsSync, lstatSync, readdirSync, readFileSync, truncateSync, writeFileSync } from "node:fs";
-import { basename, dirname } from "node:path";
+import { basename, dirname, join } from "node:path";
 import { test } from "node:test";
 import { AenvError } from "@aenv/base";
 import { mergeLayers } from "@aenv/block";
@@ -197,4 +197,25 @@ test("an import whose caller goes away is given up and leaves nothing", async ()
   caller.abort();
   await assert.rejects(importing);
   while (names().length > 0) await new Promise((resolve) => setTimeout(resolve, 5));
+});
+
+test("who asks for the disks while one is sealed is told of the layer, though the caller of the seal is gone", async () => {
+  await using blockd = await TestBlockd.start();
+  const spec = blockd.spec("d1", 64 * MIB);
+  await blockd.client.createDisk(spec);
+  for (let round = 0; round < 5; round++) {
+    const before = (await blockd.client.listDisks())[0]?.layers ?? [];
+    const raw = blockd.path(`data-${round}.raw`);
+    writeFileSync(raw, randomBytes(64 * MIB));
+    await run("nbdcopy", [raw, uri(spec)]);
+    const target = blockd.layer();
+    const caller = new AbortController();
+    const sealing = blockd.client.sealDisk("d1", target, caller.signal).catch(() => {});
+    // blockd has begun: the record says so.
+    while (!readFileSync(join(blockd.dir, "state/d1.json"), "utf8").includes(target.id))
+      await new Promise((resolve) => setImmediate(resolve));
+    caller.abort();
+    assert.deepEqual((await blockd.client.listDisks())[0]?.layers, [...before, target]);
+    await sealing;
+  }
 });

@@ -32,6 +32,9 @@ interface Restack {
   same: boolean;
 }
 
+/** A change that takes longer than this is not waited for by who asks what there is. */
+const LIST_WAIT_MS = 10_000;
+
 interface OpenDisk {
   record: DiskRecord;
   worker: DiskWorker;
@@ -58,6 +61,7 @@ export class BlockService {
   readonly #workers: DiskWorker[];
   readonly #disks = new Map<string, OpenDisk>();
   readonly #locks = new KeyedMutex();
+  readonly #changing = new Set<Promise<unknown>>();
   readonly #epoch = randomUUID();
   readonly #tasks: TaskGroup;
 
@@ -131,12 +135,14 @@ export class BlockService {
     return this.#remote.stats;
   }
 
-  list(): DiskSpec[] {
+  /** As they are after what is under way now: its caller may be dead, and the next one would sweep what it leads to. */
+  async list(): Promise<DiskSpec[]> {
+    await Promise.race([Promise.allSettled(this.#changing), sleep(LIST_WAIT_MS)]);
     return [...this.#disks.values()].map(({ record }) => ({ ...record.spec, layers: record.layers }));
   }
 
   create(spec: DiskSpec): Promise<void> {
-    return this.#locks.run(spec.disk, async () => {
+    return this.#change(spec.disk, async () => {
       const open = this.#disks.get(spec.disk);
       if (open) {
         if (isDeepStrictEqual(open.record.spec, spec)) return;
@@ -156,7 +162,7 @@ export class BlockService {
 
   /** Other layers beneath a disk: one that nothing was written to yet, or layers that read the same. */
   restack(disk: string, { from, to: layers, same }: Restack): Promise<void> {
-    return this.#locks.run(disk, async () => {
+    return this.#change(disk, async () => {
       const open = this.#disks.get(disk);
       if (!open) throw new AenvError("NOT_FOUND", `disk ${disk} is not open`);
       const { record, worker } = open;
@@ -179,7 +185,7 @@ export class BlockService {
   }
 
   seal(disk: string, target: LayerRef): Promise<LayerInfo> {
-    return this.#locks.run(disk, async () => {
+    return this.#change(disk, async () => {
       const open = this.#disks.get(disk);
       if (!open) throw new AenvError("NOT_FOUND", `disk ${disk} is not open`);
       const { record, worker } = open;
@@ -240,6 +246,16 @@ export class BlockService {
     await this.#tasks.close();
     await Promise.all(this.#workers.map((w) => w.end()));
     await this.#remote[Symbol.asyncDispose]();
+  }
+
+  async #change<T>(disk: string, fn: () => Promise<T>): Promise<T> {
+    const change = this.#locks.run(disk, fn);
+    this.#changing.add(change);
+    try {
+      return await change;
+    } finally {
+      this.#changing.delete(change);
+    }
   }
 
   /** The record before it says enough for the next start to find out the same: a full disk must not stop a guest's. */

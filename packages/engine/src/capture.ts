@@ -126,8 +126,10 @@ export async function capture(
   target?: CaptureTarget,
 ): Promise<SnapshotRecord> {
   const signal = deadline(CAPTURE_DEADLINE_MS, parent);
-  await run.knowLayers();
-  const to = target ?? (await makeTarget(ctx, run, plan.memory.kind));
+  const to = await orRelease(plan.memory, async () => {
+    await run.knowLayers();
+    return target ?? (await makeTarget(ctx, run, plan.memory.kind));
+  });
   let stopped = false;
   try {
     await ctx.step("capture:before");
@@ -214,6 +216,16 @@ export async function capture(
     throw full ?? e;
   } finally {
     plan.memory.release();
+  }
+}
+
+/** What a strategy holds goes with a capture that does not even begin. */
+async function orRelease<T>(memory: MemoryStrategy, fn: () => Promise<T>): Promise<T> {
+  try {
+    return await fn();
+  } catch (e) {
+    memory.release();
+    throw e;
   }
 }
 

@@ -110,6 +110,8 @@ export interface Templates {
 
 /** An end that failed, such as a pause on a full disk, is tried again after so long. */
 const EXPIRE_RETRY_MS = 30_000;
+/** Unused artifacts that could not be collected are tried again after so long. */
+const COLLECT_RETRY_MS = 15_000;
 const MAX_SAMPLES = 20_000;
 const MAX_LOG_LINES = 1000;
 
@@ -582,7 +584,16 @@ export class Engine implements AsyncDisposable {
   }
 
   #collect(): void {
-    this.#ctx.tasks.spawn("collect", async () => void (await this.#store.collect()));
+    if (this.#closing) return;
+    this.#ctx.tasks.spawn("collect", async () => {
+      try {
+        await this.#store.collect();
+      } catch (e) {
+        // Nobody else would ask again for what is unused since.
+        this.#ctx.clock.after(COLLECT_RETRY_MS, () => this.#collect());
+        throw e;
+      }
+    });
   }
 
   async #expire(id: SandboxId, signal: AbortSignal): Promise<void> {

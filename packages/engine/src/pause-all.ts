@@ -53,6 +53,7 @@ async function pauseOne(pauser: Pauser, sandbox: Sandbox, signal: AbortSignal): 
       case "rewinding":
       case "killing":
         await phase.done;
+        if (sandbox.phase === phase) return false;
     }
   }
 }

@@ -8,7 +8,7 @@ import { Phases } from "./phases.ts";
 import type { Pools } from "./pools.ts";
 import type { VmRun } from "./run.ts";
 import { quiesce } from "./quiesce.ts";
-import type { Sandbox } from "./sandbox.ts";
+import type { Phase, Sandbox } from "./sandbox.ts";
 import type { PauseOptions, ResumeOptions } from "./types.ts";
 
 interface Pause extends PauseOptions {
@@ -48,11 +48,11 @@ export class Pauser {
           break;
         }
         case "pausing":
-          await orAborted(phase.done, caller);
+          await untilMoved(sandbox, phase, caller);
           break;
         case "resuming":
         case "rewinding":
-          await orAborted(phase.done, caller);
+          await untilMoved(sandbox, phase, caller);
           break;
         case "creating":
         case "killing":
@@ -74,14 +74,14 @@ export class Pauser {
           return true;
         case "resuming": {
           joined = true;
-          await orAborted(phase.done, caller);
+          await untilMoved(sandbox, phase, caller);
           const failure = this.#failures.get(sandbox);
           if (failure && sandbox.state === "paused") throw failure;
           break;
         }
         case "pausing":
         case "rewinding":
-          await orAborted(phase.done, caller);
+          await untilMoved(sandbox, phase, caller);
           break;
         case "creating":
         case "killing":
@@ -214,6 +214,17 @@ export function goneWhile(id: SandboxId, what: string, cause?: unknown): AenvErr
     cause,
     data: { sandboxId: id },
   });
+}
+
+/** Waits for a transition's end. One that ended and changed nothing is told as INTERNAL: asking again would never end. */
+export async function untilMoved(
+  sandbox: Sandbox,
+  phase: Phase & { done: Promise<void> },
+  signal: AbortSignal,
+): Promise<void> {
+  await orAborted(phase.done, signal);
+  if (sandbox.phase === phase)
+    throw new AenvError("INTERNAL", `sandbox ${sandbox.id} ended to be ${phase.t} and is nothing else`);
 }
 
 /** Never rejects by `promise`. */

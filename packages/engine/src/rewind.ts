@@ -4,7 +4,7 @@ import { CAPTURE_DEADLINE_MS } from "./capture.ts";
 import type { Context } from "./context.ts";
 import { checkRoom, type Registry } from "./create.ts";
 import { handOver } from "./hand-over.ts";
-import { failureOf, goneWhile, leave, orAborted } from "./pause.ts";
+import { failureOf, goneWhile, leave, untilMoved } from "./pause.ts";
 import { Phases } from "./phases.ts";
 import type { Pools } from "./pools.ts";
 import type { VmRun } from "./run.ts";
@@ -45,7 +45,7 @@ export async function rewind(
       case "rewinding":
       case "pausing":
       case "resuming":
-        await orAborted(phase.done, caller);
+        await untilMoved(sandbox, phase, caller);
         break;
       case "creating":
       case "killing":

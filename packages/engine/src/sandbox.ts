@@ -278,6 +278,8 @@ export class Sandbox {
           await phase.done;
           // It may have been past the last moment at which it could be stopped.
           if (this.state === "gone") return true;
+          if (this.#phase === phase)
+            throw new AenvError("INTERNAL", `sandbox ${this.id} ended to be ${phase.t} and is nothing else`);
           break;
         case "killing":
           await phase.done;

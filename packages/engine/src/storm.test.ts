@@ -4,12 +4,15 @@
  * the table says is what is on the host, and at the end nothing is left.
  */
 import assert from "node:assert/strict";
+import { existsSync } from "node:fs";
 import { test } from "node:test";
 import { AenvError, type ErrorCode, type SandboxId } from "@aenv/base";
 import { type Life, until, World } from "./testing.ts";
 
 const SEEDS = Array.from({ length: 12 }, (_, n) => n + 1);
 const CALLS = 70;
+/** So many writes that wait for their disk would measure the disk. */
+const MEMORY = existsSync("/dev/shm") ? "/dev/shm" : undefined;
 const HOUR = 3_600_000;
 
 /** Errors that say that the node is at fault, or a file of it. */
@@ -153,8 +156,8 @@ class Storm {
 }
 
 for (const seed of SEEDS)
-  test(`storm ${seed}`, { timeout: 60_000 }, async () => {
-    await using world = await World.make();
+  test(`storm ${seed}`, { timeout: 300_000 }, async () => {
+    await using world = await World.make(MEMORY);
     const storm = new Storm(world, seed);
     await storm.start();
     await world.addTemplate(storm.life, "base");

@@ -4,7 +4,7 @@ import { capture } from "./capture.ts";
 import type { Context } from "./context.ts";
 import { checkDisk } from "./disk-reserve.ts";
 import { hasMemory, noMemory, takeMemory } from "./memory-stack.ts";
-import { goneWhile, orAborted, planOf } from "./pause.ts";
+import { goneWhile, untilMoved, planOf } from "./pause.ts";
 import { Phases } from "./phases.ts";
 import { quiesce } from "./quiesce.ts";
 import type { Sandbox } from "./sandbox.ts";
@@ -51,7 +51,7 @@ export async function takeState(
       case "pausing":
       case "resuming":
       case "rewinding":
-        await orAborted(phase.done, caller);
+        await untilMoved(sandbox, phase, caller);
         break;
       case "creating":
       case "killing":

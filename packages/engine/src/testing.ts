@@ -75,6 +75,8 @@ export class World implements AsyncDisposable {
   /** What the data folder's disk has left. */
   freeBytes: number = mib(10_000);
   slotLimit = 64;
+  /** What blockd is doing to disks. */
+  readonly changing = new Set<Promise<unknown>>();
   /** The next sealDisk calls fail. */
   sealFails = 0;
   /** The next imports fail and leave a part, or never end. */
@@ -95,8 +97,9 @@ export class World implements AsyncDisposable {
     this.runRoot = join(dir, "run");
   }
 
-  static async make(): Promise<World> {
-    const world = new World(await mkdtemp(join(tmpdir(), "aenv-engine-")));
+  /** `parent`: where its files are. */
+  static async make(parent = tmpdir()): Promise<World> {
+    const world = new World(await mkdtemp(join(parent, "aenv-engine-")));
     await mkdir(world.home);
     return world;
   }
@@ -246,24 +249,36 @@ export class Life {
 
   #blockd() {
     const w = this.#world;
+    // A change goes on when its caller dies, and who asks what there is waits for it.
+    const change = async <T>(fn: () => Promise<T>): Promise<T> => {
+      const work = fn();
+      w.changing.add(work);
+      try {
+        return await work;
+      } finally {
+        w.changing.delete(work);
+      }
+    };
     return {
       ping: async () => ({ epoch: w.epoch }),
-      createDisk: async (spec: DiskSpec) => {
-        await mkdir(spec.upperDir);
-        w.disks.set(spec.disk, spec);
-      },
-      sealDisk: async (disk: string, target: { id: LayerId; path: string }) => {
-        const found = w.disks.get(disk);
-        if (!found) throw new AenvError("NOT_FOUND", `disk ${disk} is not open`);
-        if (w.sealFails > 0) {
-          w.sealFails--;
-          throw new AenvError("NO_SPACE", "the disk is full");
-        }
-        await writeFile(target.path, "sealed", { flag: "wx" });
-        if (w.disks.get(disk) !== found) throw new AenvError("NOT_FOUND", `disk ${disk} was closed`);
-        w.disks.set(disk, { ...found, layers: [...found.layers, { id: target.id, path: target.path }] });
-        return { bytes: 6 };
-      },
+      createDisk: (spec: DiskSpec) =>
+        change(async () => {
+          await mkdir(spec.upperDir);
+          w.disks.set(spec.disk, spec);
+        }),
+      sealDisk: (disk: string, target: { id: LayerId; path: string }) =>
+        change(async () => {
+          const found = w.disks.get(disk);
+          if (!found) throw new AenvError("NOT_FOUND", `disk ${disk} is not open`);
+          if (w.sealFails > 0) {
+            w.sealFails--;
+            throw new AenvError("NO_SPACE", "the disk is full");
+          }
+          await writeFile(target.path, "sealed", { flag: "wx" });
+          if (w.disks.get(disk) !== found) throw new AenvError("NOT_FOUND", `disk ${disk} was closed`);
+          w.disks.set(disk, { ...found, layers: [...found.layers, { id: target.id, path: target.path }] });
+          return { bytes: 6 };
+        }),
       restackDisk: async (disk: string, from: readonly LayerPortRef[], to: readonly LayerPortRef[]) => {
         const found = w.disks.get(disk);
         if (!found) throw new AenvError("NOT_FOUND", `disk ${disk} is not open`);
@@ -287,7 +302,10 @@ export class Life {
         }
         w.disks.delete(disk);
       },
-      listDisks: async () => [...w.disks.values()],
+      listDisks: async () => {
+        await Promise.allSettled(w.changing);
+        return [...w.disks.values()];
+      },
       importRaw: async (_raw: string, target: { path: string }) => {
         if (w.importFails > 0) {
           await writeFile(`${target.path}.tmp-1`, "a part");
@@ -417,7 +435,7 @@ export class Life {
 
 /** Lets what is runnable run, until the condition holds. */
 export async function until(condition: () => boolean | Promise<boolean>, what: string): Promise<void> {
-  const end = performance.now() + 10_000;
+  const end = performance.now() + 60_000;
   while (!(await condition())) {
     if (performance.now() > end) throw new Error(`never: ${what}`);
     await new Promise((resolve) => setImmediate(resolve));

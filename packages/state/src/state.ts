@@ -124,6 +124,8 @@ export class State implements Disposable {
    * believes the kernel. `fn` may run more than once.
    */
   surely(fn: () => void): void {
+    // As after a crash.
+    if (this.#closed) return;
     if (!this.#db.surely(fn)) this.#retry(LATE_RETRY_MS.first);
   }
 
