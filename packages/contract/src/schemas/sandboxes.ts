@@ -15,6 +15,9 @@ function totalBytes(record: Record<string, string>): number {
   return sum;
 }
 
+/** `NAME=value` and its end are at most 32 pages (MAX_ARG_STRLEN of Linux). */
+const MAX_ENV_ENTRY_BYTES = 32 * 4096 - 2;
+
 const metadataIn = Metadata.refine(
   (m) => totalBytes(m) <= MAX_METADATA_BYTES,
   `all keys and values together may have at most ${MAX_METADATA_BYTES} bytes`,
@@ -22,10 +25,15 @@ const metadataIn = Metadata.refine(
 const envVarsIn = EnvVars.refine(
   (m) => totalBytes(m) <= MAX_ENV_BYTES,
   `all names and values together may have at most ${MAX_ENV_BYTES} bytes`,
-).refine(
-  (m) => Object.entries(m).every(([k, v]) => /^[^=\0]+$/.test(k) && !v.includes("\0")),
-  "a name must not be empty or hold = or NUL, a value must not hold NUL",
-);
+)
+  .refine(
+    (m) => Object.entries(m).every(([k, v]) => /^[^=\0]+$/.test(k) && !v.includes("\0")),
+    "a name must not be empty or hold = or NUL, a value must not hold NUL",
+  )
+  .refine(
+    (m) => Object.entries(m).every(([k, v]) => totalBytes({ [k]: v }) <= MAX_ENV_ENTRY_BYTES),
+    `a name and its value may have at most ${MAX_ENV_ENTRY_BYTES} bytes: the guest's kernel starts no program with longer ones`,
+  );
 
 const lifetime = z.int().min(1, "must be at least 1 second");
 
