@@ -1,11 +1,11 @@
 /** The memory of snapshots as files, and how a capture adds one. */
 import { isDeepStrictEqual } from "node:util";
-import { AenvError, type MemoryId } from "@aenv/base";
+import { AenvError, type MemoryId, newMemoryId } from "@aenv/base";
 import type { StackFiles, TakeSession } from "@aenv/memory";
 import type { MemoryFileRecord, SnapshotRecord } from "@aenv/state";
 import type { MemoryStrategy } from "./capture.ts";
 import type { Context } from "./context.ts";
-import type { VmRun } from "./run.ts";
+import { settleAll, type VmRun } from "./run.ts";
 
 /** False: only the disk was kept, and a launch is a cold boot. */
 export const hasMemory = (s: Pick<SnapshotRecord, "memory">): boolean => s.memory.length > 0;
@@ -58,6 +58,9 @@ export const flatOwner = (ctx: Pick<Context, "config">): { uid: number; gid: num
   gid: ctx.config.memoryGid,
 });
 
+/** From so many written bytes on two threads share the work, and each writes a file of its own. */
+const SPLIT_BYTES = 16 << 20;
+
 /**
  * What differs from the guest's last capture or launch, as a delta; of a guest that was booted cold and never captured,
  * everything, as a flat file. `goesOn`: the VM runs again before the file is written, so its pages are copied aside.
@@ -66,8 +69,7 @@ export function takeMemory(ctx: Context, run: VmRun, goesOn: boolean): MemoryStr
   const parent = run.snapshot === undefined ? undefined : ctx.state.snapshots.get(run.snapshot);
   const before = parent && hasMemory(parent) ? parent : undefined;
   const held = before && holdFiles(ctx, before);
-  let session: TakeSession | undefined;
-  let at: { id: MemoryId; path: string } | undefined;
+  let parts: { session: TakeSession; id: MemoryId; path: string }[] = [];
   return {
     kind: before ? "delta" : "flat",
     async prepare(_run, target, signal) {
@@ -75,26 +77,41 @@ export function takeMemory(ctx: Context, run: VmRun, goesOn: boolean): MemoryStr
         throw new AenvError("INTERNAL", `the state that run ${run.id} was launched from is not known any more`);
       const source =
         run.memoryFile === undefined ? { mappings: await run.vm.mappings(signal) } : { file: run.memoryFile };
-      at = { id: target.memory, path: target.memoryPath };
-      session = await ctx.memory.begin({
-        memoryBytes: run.machine.memoryBytes,
-        source,
-        parent: before && stackOf(before),
-        target: target.memoryPath,
-        owner: flatOwner(ctx),
-        bufferBytes: goesOn ? ctx.config.captureBufferBytes : 0,
-      });
+      const begin = async (id: MemoryId, path: string): Promise<void> => {
+        const session = await ctx.memory.begin({
+          memoryBytes: run.machine.memoryBytes,
+          source,
+          parent: before && stackOf(before),
+          target: path,
+          owner: flatOwner(ctx),
+          bufferBytes: goesOn ? ctx.config.captureBufferBytes : 0,
+        });
+        parts.push({ session, id, path });
+      };
+      await begin(target.memory, target.memoryPath);
+      if (before && ((await parts[0]?.session.estimate()) ?? 0) >= SPLIT_BYTES)
+        await begin(newMemoryId(), `${target.memoryPath}-2`);
     },
-    whileStopped: async () => await session?.take(),
+    whileStopped: async () =>
+      await settleAll(parts.map(({ session }, index) => session.take({ index, of: parts.length }))),
     async afterwards(durable, _signal, phases) {
-      if (!session || !at) throw new AenvError("INTERNAL", "a capture of memory was not begun");
-      const { bytes, dirtyBytes } = await session.finish(durable);
-      phases.count("dirty", dirtyBytes);
-      phases.count("stored", bytes);
-      const file: MemoryFileRecord = { ...at, kind: before ? "delta" : "flat", bytes, createdAt: ctx.clock.now() };
-      return [...(before?.memory ?? []), file];
+      if (parts.length === 0) throw new AenvError("INTERNAL", "a capture of memory was not begun");
+      const kind = before ? ("delta" as const) : ("flat" as const);
+      const files: MemoryFileRecord[] = [];
+      await settleAll(
+        parts.map(async ({ session, id, path }, index) => {
+          const { bytes, dirtyBytes } = await session.finish(durable);
+          phases.count("dirty", dirtyBytes);
+          phases.count("stored", bytes);
+          files[index] = { id, path, kind, bytes, createdAt: ctx.clock.now() };
+        }),
+      );
+      return [...(before?.memory ?? []), ...files];
     },
-    discard: async () => await session?.discard(),
+    async discard() {
+      await Promise.all(parts.map(({ session }) => session.discard()));
+      parts = [];
+    },
     release: () => held?.[Symbol.dispose](),
   };
 }

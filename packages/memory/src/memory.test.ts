@@ -113,6 +113,35 @@ for (const bufferBytes of [0, 6 * PAGE_BYTES, BYTES])
     assert.equal(Buffer.compare(contentOf({ ...files, deltas: [target] }), expected), 0);
   });
 
+test("two takes that share a process are together what it has written, and each has some of it", async (t) => {
+  const h = await holder(t);
+  const files: StackFiles = { memoryBytes: BYTES, flat: h.file, deltas: [] };
+  const pages = Array.from({ length: 120 }, (_, i) => 2 * i);
+  for (const page of pages) await h.ask(`fill ${page} ${page}`);
+  const workers = new MemoryWorkers(2);
+  t.after(() => workers.close());
+  const targets = [`${h.file}.delta`, `${h.file}.delta-2`];
+  const plan = {
+    memoryBytes: BYTES,
+    source: { mappings: h.mappings },
+    parent: files,
+    owner: OWNER,
+    bufferBytes: BYTES,
+  };
+  const sessions = await Promise.all(targets.map((target) => workers.begin({ ...plan, target })));
+  assert.equal(await sessions[0]?.estimate(), pages.length * PAGE_BYTES);
+  await Promise.all(sessions.map((s, index) => s.take({ index, of: 2 })));
+  const results = await Promise.all(sessions.map((s) => s.finish(true)));
+  assert.equal(
+    results.reduce((n, r) => n + r.dirtyBytes, 0),
+    pages.length * PAGE_BYTES,
+  );
+  assert.ok(results.every((r) => r.bytes > 0));
+  const expected = Buffer.from(h.content);
+  for (const page of pages) expected.fill(page, page * PAGE_BYTES, (page + 1) * PAGE_BYTES);
+  assert.equal(Buffer.compare(contentOf({ ...files, deltas: targets }), expected), 0);
+});
+
 test("a capture that is given up leaves no file", async (t) => {
   const h = await holder(t);
   const plan = { memoryBytes: BYTES, parent: undefined, target: `${h.file}.flat`, owner: OWNER, bufferBytes: BYTES };

@@ -21,6 +21,15 @@ export interface TakePlan {
   bufferBytes: number;
 }
 
+/** Shares of a VM's written pages change after so many bytes. */
+const SHARE_BYTES = 256 * 1024;
+
+/** Which of the written pages are this take's: the `index`-th of `of` parts that are about equal. Takes of one VM go side by side. */
+export interface Share {
+  index: number;
+  of: number;
+}
+
 export interface TakeResult {
   /** Bytes of data in the new file. */
   bytes: number;
@@ -60,9 +69,17 @@ export class Take implements Disposable {
     this.#resources.use(undo.move());
   }
 
-  take(): void {
-    const { source, bufferBytes } = this.#plan;
-    const pieces = "file" in source ? filePieces(source.file, this.#plan.memoryBytes) : writtenPieces(source.mappings);
+  /** Bytes of guest memory that were written so far: while the VM runs, a lower bound of what `take` will look at. */
+  estimate(): number {
+    const { source, memoryBytes } = this.#plan;
+    if ("file" in source) return memoryBytes;
+    return writtenRuns(source.mappings).reduce((n, r) => n + r.length, 0);
+  }
+
+  take(share: Share = { index: 0, of: 1 }): void {
+    const { source, bufferBytes, memoryBytes } = this.#plan;
+    const pieces =
+      "file" in source ? filePieces(source.file, memoryBytes, share) : writtenPieces(source.mappings, share);
     for (const piece of pieces) {
       this.#dirtyBytes += piece.length;
       if (this.#bufferedBytes + piece.length <= bufferBytes) {
@@ -109,19 +126,19 @@ export class Take implements Disposable {
   }
 }
 
-function* writtenPieces(mappings: readonly GuestMapping[]): Generator<PageData> {
+function* writtenPieces(mappings: readonly GuestMapping[], share: Share): Generator<PageData> {
   using memory = new GuestMemory(mappings, "r");
-  for (const { offset, length } of pieces(writtenRuns(mappings))) {
+  for (const { offset, length } of pieces(writtenRuns(mappings), share)) {
     const data = Buffer.allocUnsafe(length);
     memory.read(offset, data);
     yield { offset, length, data };
   }
 }
 
-function* filePieces(path: string, memoryBytes: number): Generator<PageData> {
+function* filePieces(path: string, memoryBytes: number, share: Share): Generator<PageData> {
   const fd = openSync(path, "r");
   try {
-    for (const { offset, length } of pieces([{ offset: 0, length: memoryBytes }])) {
+    for (const { offset, length } of pieces([{ offset: 0, length: memoryBytes }], share)) {
       const data = Buffer.allocUnsafe(length);
       if (!readFully(fd, data, offset)) throw new AenvError("VMM_FAILED", `the memory file ${path} ends early`);
       yield { offset, length, data };
@@ -131,8 +148,13 @@ function* filePieces(path: string, memoryBytes: number): Generator<PageData> {
   }
 }
 
-function* pieces(runs: readonly PageRun[]): Generator<PageRun> {
+/** Shares are of bytes, not of pieces: many pieces are a page. */
+function* pieces(runs: readonly PageRun[], { index, of }: Share): Generator<PageRun> {
+  let seen = 0;
   for (const run of runs)
-    for (let done = 0; done < run.length; done += MAX_PIECE_BYTES)
-      yield { offset: run.offset + done, length: Math.min(MAX_PIECE_BYTES, run.length - done) };
+    for (let done = 0; done < run.length; done += MAX_PIECE_BYTES) {
+      const length = Math.min(MAX_PIECE_BYTES, run.length - done);
+      if (Math.floor(seen / SHARE_BYTES) % of === index) yield { offset: run.offset + done, length };
+      seen += length;
+    }
 }

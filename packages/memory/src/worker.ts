@@ -12,8 +12,10 @@ async function handle(r: Request): Promise<unknown> {
     case "begin":
       takes.set(r.take, new Take(r.plan));
       return undefined;
+    case "estimate":
+      return takes.get(r.take)?.estimate();
     case "take":
-      takes.get(r.take)?.take();
+      takes.get(r.take)?.take(r.share);
       return undefined;
     case "finish": {
       const take = takes.get(r.take);

@@ -6,12 +6,14 @@ import type { GuestMapping } from "./guest-memory.ts";
 import { flatten, inject, mergeDeltas } from "./jobs.ts";
 import { fromPlain, type PlainError } from "./plain-error.ts";
 import type { StackFiles } from "./stack.ts";
-import { Take, type TakePlan, type TakeResult } from "./take.ts";
+import { type Share, Take, type TakePlan, type TakeResult } from "./take.ts";
 
 /** One capture in two steps around the moment at which the guest may go on. */
 export interface TakeSession {
+  /** Bytes written so far; the VM may run. */
+  estimate(): Promise<number>;
   /** The VM stands still. */
-  take(): Promise<void>;
+  take(share?: Share): Promise<void>;
   /** The new file is complete; `durable`: it also survives a loss of power. */
   finish(durable: boolean): Promise<TakeResult>;
   /** Nothing is left of it, unless it is finished. Never rejects. */
@@ -32,7 +34,8 @@ export const localMemory: MemoryPort = {
   begin: async (plan) => {
     const take = new Take(plan);
     return {
-      take: async () => take.take(),
+      estimate: async () => take.estimate(),
+      take: async (share) => take.take(share),
       finish: async (durable) => take.finish(durable),
       discard: async () => take[Symbol.dispose](),
     };
@@ -45,7 +48,8 @@ export const localMemory: MemoryPort = {
 
 export type Request =
   | { op: "begin"; take: number; plan: TakePlan }
-  | { op: "take" | "discard"; take: number }
+  | { op: "estimate" | "discard"; take: number }
+  | { op: "take"; take: number; share: Share | undefined }
   | { op: "finish"; take: number; durable: boolean }
   | { op: "inject"; mappings: readonly GuestMapping[]; files: StackFiles }
   | { op: "merge"; files: StackFiles; target: string; durable: boolean }
@@ -82,7 +86,8 @@ export class MemoryWorkers implements MemoryPort {
       throw e;
     }
     return {
-      take: async () => void (await thread.call({ op: "take", take })),
+      estimate: async () => (await thread.call({ op: "estimate", take })) as number,
+      take: async (share) => void (await thread.call({ op: "take", take, share })),
       finish: async (durable) => {
         const result = (await thread.call({ op: "finish", take, durable })) as TakeResult;
         end();
