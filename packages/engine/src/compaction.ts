@@ -105,8 +105,14 @@ export class Compactor {
     return from === undefined ? undefined : from + 1;
   }
 
+  /** Never throws: whoever tells of a snapshot has committed it. */
   #consider(s: SnapshotRecord): void {
-    if (this.#plan(s) === undefined && this.#layersFrom(s) === undefined) return;
+    try {
+      if (this.#plan(s) === undefined && this.#layersFrom(s) === undefined) return;
+    } catch (e) {
+      this.#ctx.logger.warn({ snapshot: s.id, error: messageOf(e) }, "it is not known whether a snapshot is too deep");
+      return;
+    }
     this.#queue.add(s.id);
     if (this.#working) return;
     this.#working = true;
