@@ -166,7 +166,8 @@ export class Pauser {
       ctx.logger.info({ sandbox: sandbox.id, ms: phases.totalMs, ...phases.phases }, "sandbox resumed");
       ctx.config.onOperation?.(phases.timing("resume", sandbox.id));
     } catch (e) {
-      const failure = AenvError.from(e, `resume sandbox ${sandbox.id}`);
+      // For all who wait for it, whoever asked first.
+      const failure = failureOf(sandbox, ["resume", "resumed"], e, abort.signal);
       this.#failures.set(sandbox, failure);
       if (sandbox.state === "resuming") sandbox.resumeFailed(e);
       throw failure;
@@ -200,9 +201,9 @@ export function failureOf(
   [verb, past]: readonly [string, string],
   e: unknown,
   abort: AbortSignal,
-  caller: AbortSignal,
+  caller?: AbortSignal,
 ): AenvError {
-  if (caller.aborted) return AenvError.from(caller.reason, `${verb} sandbox ${id}`);
+  if (caller?.aborted) return AenvError.from(caller.reason, `${verb} sandbox ${id}`);
   const { reason } = abort as { reason?: unknown };
   // The server that stops ends transitions, not sandboxes.
   if (reason instanceof AenvError && reason.code === "UNAVAILABLE") return reason;
