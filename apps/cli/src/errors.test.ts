@@ -13,7 +13,7 @@ test("what to do is told in terms of the command line, and with commands that ex
     for (const c of [undefined, ...COMMANDS]) {
       const hint = hintOf(new AenvError(code, "it failed"), c);
       assert.doesNotMatch(hint, /request|header|body|Retry-After|X-API-KEY|caller|endpoint|POST|GET /i, code);
-      for (const [, words = ""] of hint.matchAll(/aenv ([a-z]+(?: [a-z]+)?)/g))
+      for (const [, words = ""] of hint.matchAll(/aenv ([a-z-]+(?: [a-z-]+)?)/g))
         assert.ok(known.includes(words) || known.includes(words.split(" ")[0] ?? ""), `${code}: aenv ${words}`);
     }
 });
