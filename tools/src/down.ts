@@ -80,5 +80,7 @@ if (import.meta.main) {
     console.error(`unknown option ${unknown[0]}; usage: npm run down [-- --purge]`);
     process.exit(2);
   }
-  process.exit((await down(aenvHome(), args.includes("--purge"))) ? 0 : 1);
+  // npm keeps an option for itself where -- was forgotten, and tells it in the environment.
+  const purge = args.includes("--purge") || process.env["npm_config_purge"] === "true";
+  process.exit((await down(aenvHome(), purge)) ? 0 : 1);
 }

@@ -238,7 +238,12 @@ export const portForward = defineCommand({
   ],
   positionals: {
     id,
-    ports: { schema: z.array(forward), variadic: true, about: "Ports to forward.", label: "[LOCAL:]PORT" },
+    ports: {
+      schema: z.array(forward).min(1, { error: "is missing" }),
+      variadic: true,
+      about: "Ports to forward.",
+      label: "[LOCAL:]PORT",
+    },
   },
   options: {
     address: { schema: text.default("127.0.0.1"), value: "ADDRESS", about: "Where to listen. Default 127.0.0.1." },

@@ -43,7 +43,8 @@ async function change(path: string, certificate: string | undefined): Promise<vo
       throw new AenvError("PERMISSION_DENIED", `${path} may only be changed by root`, { hint: "Run it with sudo." });
     throw AenvError.from(e, `write ${path}`);
   }
-  await run("update-ca-certificates", []);
+  // Only --fresh takes away the links to a certificate that is gone.
+  await run("update-ca-certificates", certificate === undefined ? ["--fresh"] : []);
 }
 
 /** What an SDK needs to use the node by https. Files of a node elsewhere are kept beside the saved settings. */
