@@ -48,8 +48,6 @@ export class Pauser {
           break;
         }
         case "pausing":
-          await untilMoved(sandbox, phase, caller);
-          break;
         case "resuming":
         case "rewinding":
           await untilMoved(sandbox, phase, caller);
