@@ -1,24 +1,16 @@
 import assert from "node:assert/strict";
 import { spawn } from "node:child_process";
 import { once } from "node:events";
-import { existsSync, readdirSync, readFileSync } from "node:fs";
+import { existsSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { test } from "node:test";
+import { processes } from "@aenv/host";
 import { root } from "./node.ts";
 
 /** Command lines of all processes that name `text`. */
 function processesWith(text: string): string[] {
-  return readdirSync("/proc")
-    .filter((name) => /^\d+$/.test(name))
-    .flatMap((pid) => {
-      try {
-        return [readFileSync(`/proc/${pid}/cmdline`, "utf8").replaceAll("\0", " ")];
-      } catch {
-        return [];
-      }
-    })
-    .filter((line) => line.includes(text));
+  return [...processes()].map(({ argv }) => argv.join(" ")).filter((line) => line.includes(text));
 }
 
 // Once while the server starts, once while the template is made.
